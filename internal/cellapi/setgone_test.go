@@ -43,6 +43,60 @@ func TestAPodThatGoesWhileItsNodeIsListedIsNoSets(t *testing.T) {
 	}
 }
 
+func TestASetsPodIsShownWhenAllCellsOfItsNodeKnowOfIt(t *testing.T) {
+	h, _ := setHouse(t)
+	for _, name := range []string{"c1", "c2"} {
+		own := h.bindNew(newMachine(t, name).joinReady(h), podOn("web-"+name))
+		eventually(t, "its kubelet may have its pod", func() bool { return len(h.server.cellOf(own.UID).shownPods()) == 1 })
+	}
+	set := setPodOn("shipper", "shipper-1", func(p *corev1.Pod) { p.UID, p.ResourceVersion = "u1", "5" })
+	if h.server.Shown(set.UID) {
+		t.Error("it is shown before Kip knows it")
+	}
+	s := h.server.sets
+	copies := -1
+	h.server.ObserveCopies(copyObserver(func() { // at the first cell that knows of it
+		if copies < 0 {
+			s.mu.Lock()
+			if s.shown[set.UID] {
+				t.Error("it is shown before its cells know of it")
+			}
+			s.mu.Unlock()
+			copies = 0
+		}
+	}))
+	s.see(set)
+	if n := len(h.server.Copies(set.UID)); n != 2 || copies != 0 || !h.server.Shown(set.UID) {
+		t.Errorf("it has %d copies, and is shown: %t", n, h.server.Shown(set.UID))
+	}
+	s.gone(set)
+	if h.server.Shown(set.UID) {
+		t.Error("it is gone, and shown")
+	}
+}
+
+func TestWhatACellRunsIsUnknownUntilItsAgentSaysWhatItCan(t *testing.T) {
+	h, _ := setHouse(t)
+	c := newMachine(t, "c1").join(h)
+	c.node.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
+	own := h.bindNew(c, podOn("web"))
+	eventually(t, "its kubelet may have its pod", func() bool { return len(h.server.cellOf(own.UID).shownPods()) == 1 })
+	if !h.server.HasPod(own.UID) {
+		t.Error("its pod has not started: it has no copy that could have been ready")
+	}
+	own.Status.StartTime = &metav1.Time{Time: time.Now()}
+	h.up.put(own)
+	eventually(t, "its pod has started", func() bool { return !h.server.HasPod(own.UID) })
+	h.server.RunsBeside("c1", true)
+	if !h.server.HasPod(own.UID) {
+		t.Error("its agent runs copies, and they are unknown")
+	}
+}
+
+type copyObserver func()
+
+func (f copyObserver) CopyChanged(string, types.NamespacedName) { f() }
+
 func TestASetsPodWithACellRunsBesideNoOther(t *testing.T) {
 	h, _ := setHouse(t)
 	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)

@@ -30,7 +30,8 @@ type setPods struct {
 
 	mu     sync.Mutex
 	byNode map[string]map[types.UID]*setPod
-	listed map[string]bool // the nodes of which all are known
+	shown  map[types.UID]bool // those that all cells of their node know of
+	listed map[string]bool    // the nodes of which all are known
 	// passed are the versions of pods that have gone while the pods of their node are listed: the list may have older ones.
 	passed    map[string]map[types.UID]uint64
 	observers []daemonsets.CopyObserver
@@ -53,6 +54,7 @@ func newSetPods(s *Server, rules *daemonsets.Rules) *setPods {
 		server: s,
 		rules:  rules,
 		byNode: map[string]map[types.UID]*setPod{},
+		shown:  map[types.UID]bool{},
 		listed: map[string]bool{},
 		passed: map[string]map[types.UID]uint64{},
 	}
@@ -103,6 +105,11 @@ func (s *setPods) see(pod *corev1.Pod) {
 	s.byNode[node][pod.UID] = &setPod{pod: prepared(pod), name: apiv1.DaemonSetOf(pod).Name, terms: terms, seen: rv}
 	s.mu.Unlock()
 	s.tell(node)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byNode[node][pod.UID] != nil {
+		s.shown[pod.UID] = true
+	}
 }
 
 // gone notes that a pod does not stand on its node any more.
@@ -125,6 +132,7 @@ func (s *setPods) drop(node string, pod types.UID, version uint64) {
 	s.mu.Lock()
 	_, was := s.byNode[node][pod]
 	delete(s.byNode[node], pod)
+	delete(s.shown, pod)
 	if passed := s.passed[node]; passed != nil {
 		passed[pod] = max(passed[pod], version)
 	}
@@ -296,6 +304,16 @@ func (s *Server) Copies(set types.UID) (all []daemonsets.Copy) {
 	return all
 }
 
+// Shown reports whether all cells of its node know of a DaemonSet's pod: Copies has those of each that runs it, or is to.
+func (s *Server) Shown(set types.UID) bool {
+	if s.sets == nil {
+		return true
+	}
+	s.sets.mu.Lock()
+	defer s.sets.mu.Unlock()
+	return s.sets.shown[set]
+}
+
 // CopiesOn returns what is known of the copies on a cell, in order of their names.
 func (s *Server) CopiesOn(id string) []daemonsets.Copy {
 	s.mu.Lock()
@@ -307,18 +325,17 @@ func (s *Server) CopiesOn(id string) []daemonsets.Copy {
 	return c.copiesOf("")
 }
 
-// HasPod reports whether a cell of this process has a pod: the copies beside it are known, then.
+// HasPod reports whether a cell of this process has a pod, and the copies beside it are known. Beside one that has not started yet there is
+// none that could have been ready.
 func (s *Server) HasPod(uid types.UID) bool {
 	c := s.cellOf(uid)
 	if c == nil {
 		return false
 	}
-	select {
-	case <-c.copies.known:
-		return true
-	default:
-		return false
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	started := c.pod != nil && c.pod.current != nil && c.pod.current.Status.StartTime != nil
+	return c.copies.isKnown && (!started || c.kept || c.decidesCopies())
 }
 
 // copiesOf returns what is known of the copies of a set's pod on the cell, of all for "".

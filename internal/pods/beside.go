@@ -85,6 +85,8 @@ func (s *besides) stanceOf(pod *corev1.Pod, now time.Time) stance {
 		is.unready = notReady(state)
 	case state.Pending && !isReady(pod): // as it was: an earlier process of Kip knew
 		is.unready = fmt.Sprintf("Kip has yet to hear that the copies are ready, and waits for %s at most.", daemonsets.StartsWithin)
+	case !isReady(pod) && s.unshown(pod, now):
+		is.unready, is.again = "Kip has yet to show the pod to the cells of the node.", shownAgain
 	case len(state.NotReady) > 0:
 		is.few = notReady(state)
 	}
@@ -92,6 +94,19 @@ func (s *besides) stanceOf(pod *corev1.Pod, now time.Time) stance {
 		is.again = copiesAgain
 	}
 	return is
+}
+
+// shownAgain is after how long to look again whether the cells know of a pod: a moment later, unless much happens.
+const shownAgain = time.Second / 2
+
+// unshown reports whether the cells of its node have yet to hear of a pod, so that none can have said how its copy fares. The pod waits
+// no longer for that than for a copy.
+func (s *besides) unshown(pod *corev1.Pod, now time.Time) bool {
+	since := pod.CreationTimestamp.Time
+	if s.began.After(since) {
+		since = s.began
+	}
+	return !s.copies.Shown(pod.UID) && now.Sub(since) < daemonsets.StartsWithin
 }
 
 // silent reports whether the cell of a pod is not heard of.

@@ -21,6 +21,7 @@ type copiesOf struct {
 	sets   []*corev1.Pod
 	copies []daemonsets.Copy
 	has    bool
+	hidden bool        // the cells do not know of a set's pod yet
 	seen   func() bool // nil for yes
 }
 
@@ -30,6 +31,7 @@ func (c *copiesOf) ObserveCopies(daemonsets.CopyObserver)       {}
 func (c *copiesOf) SetsBeside(*corev1.Pod) []*corev1.Pod        { return c.sets }
 func (c *copiesOf) Copies(types.UID) (all []daemonsets.Copy)    { return c.copies }
 func (c *copiesOf) HasPod(types.UID) bool                       { return c.has }
+func (c *copiesOf) Shown(types.UID) bool                        { return !c.hidden }
 func besideRules(entries ...daemonsets.Entry) *daemonsets.Rules { return daemonsets.New(entries, nil) }
 func (h *harness) beside(copies *copiesOf, r *daemonsets.Rules) {
 	h.restarted(func(c *Config) { c.DaemonSets, c.Copies = r, copies })
@@ -160,6 +162,38 @@ func TestWhatKipDoesNotHearOfACellKeepsADaemonSetForAWhile(t *testing.T) {
 	h.must("a")
 	if s, m := readyOf(h.told("a")); s != corev1.ConditionTrue {
 		t.Errorf("after %s it is Ready %s: %s", again, s, m)
+	}
+}
+
+func TestAPodOfADaemonSetIsNotReadyBeforeCellsKnowOfIt(t *testing.T) {
+	for name, shown := range map[string]bool{"they do soon": true, "they never do": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			copies := &copiesOf{has: true, hidden: true}
+			h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+			h.put(pod("a", daemon, func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(h.clock.Now()) }))
+			again := h.must("a")
+			if s, m := readyOf(h.told("a")); s != corev1.ConditionFalse || again != shownAgain {
+				t.Errorf("at first it is Ready %s: %s, and looked at again after %s", s, m, again)
+			}
+			if shown {
+				copies.hidden = false
+				h.clock.Step(readyAgain)
+			} else {
+				h.clock.Step(daemonsets.StartsWithin)
+			}
+			h.must("a")
+			if s, m := readyOf(h.told("a")); s != corev1.ConditionTrue {
+				t.Errorf("it is Ready %s: %s", s, m)
+			}
+			// After a restart of Kip it stays as it was.
+			copies.hidden = true
+			h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+			h.must("a")
+			if s, m := readyOf(h.told("a")); s != corev1.ConditionTrue {
+				t.Errorf("after a restart of Kip it is Ready %s: %s", s, m)
+			}
+		})
 	}
 }
 

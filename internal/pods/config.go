@@ -102,6 +102,8 @@ type Copies interface {
 	SetsBeside(pod *corev1.Pod) []*corev1.Pod
 	// Copies returns what is known of the copies of a DaemonSet's pod.
 	Copies(set types.UID) []daemonsets.Copy
+	// Shown reports whether all cells of its node know of a DaemonSet's pod.
+	Shown(set types.UID) bool
 	// HasPod reports whether what runs beside a pod on its cell is known.
 	HasPod(pod types.UID) bool
 }
