@@ -238,7 +238,7 @@ test: ## the tests of each change, in half an hour; as root
 E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
 INSTALL := install-1 install-2 install-3 install-4 install-5
 FAULTS := faults-1 faults-2
-SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset eks other-worlds
+SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset conformance-daemonsets eks other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts, and SHARD=boot for itself alone.
@@ -478,6 +478,10 @@ SUBSET_LIMIT ?= 15m
 .PHONY: conformance-subset
 conformance-subset: build conformance-tools ## some of them, each once, with Kip; as root
 	$(CONFORMANCE) -subset -limit=$(SUBSET_LIMIT) $(ARGS)
+
+.PHONY: conformance-daemonsets
+conformance-daemonsets: build conformance-tools ## upstream's specs of DaemonSets, while a DaemonSet runs beside all pods of Kip; as root
+	$(CONFORMANCE) -beside -only=all -focus='Daemon set' -limit=$(SUBSET_LIMIT) $(ARGS)
 
 .PHONY: conformance-publish
 conformance-publish: ## take the results of this machine, all of one clean commit, into the repository and docs/conformance.md

@@ -40,6 +40,7 @@ type options struct {
 	mode, bridge, cidr string
 	choice             choice
 	subset, publish    bool
+	beside             bool // a DaemonSet runs beside all pods of Kip
 	dump               bool
 	procs              int
 	limit              time.Duration
@@ -49,7 +50,12 @@ type options struct {
 func (o options) dir(names ...string) string {
 	return filepath.Join(append([]string{o.root, ".kip", "conformance"}, names...)...)
 }
-func (o options) results() string { return o.dir(o.mode, "results.json") }
+func (o options) results() string {
+	if o.beside {
+		return o.dir(o.mode, "beside.json") // not to be published
+	}
+	return o.dir(o.mode, "results.json")
+}
 func (o options) published(mode string) string {
 	return filepath.Join(o.root, "test", "conformance", "results", mode+".json")
 }
@@ -80,6 +86,7 @@ func command(ctx context.Context, args []string) error {
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
 	fs.Var(&o.choice.shard, "shard", "only the k-th of n `parts`, as k/n")
 	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, each once, with results of their own")
+	fs.BoolVar(&o.beside, "beside", false, "a DaemonSet runs beside all pods of Kip, with results of their own")
 	fs.IntVar(&o.procs, "procs", 3, "how many specs at once; those that must be alone are")
 	fs.DurationVar(&o.limit, "limit", 24*time.Hour, "how long it may take before it fails")
 	fs.StringVar(&o.bridge, "bridge", "kipconf0", "network `device` of the cluster; two runs need two")
@@ -100,6 +107,9 @@ func command(ctx context.Context, args []string) error {
 	}
 	if choices[o.choice.only] == nil {
 		return fmt.Errorf("-only is %q: want failed, missing or all, or nothing", o.choice.only)
+	}
+	if o.beside && (o.mode != "kip" || o.publish) {
+		return errors.New("-beside: want -mode=kip, and no -publish")
 	}
 	if o.procs < 1 {
 		return fmt.Errorf("-procs is %d: it must be 1 or more", o.procs)
@@ -257,6 +267,9 @@ func (o options) flags() string {
 	if o.subset {
 		args = append(args, "-subset")
 	}
+	if o.beside {
+		args = append(args, "-beside")
+	}
 	if o.choice.only != "" {
 		args = append(args, "-only="+o.choice.only)
 	}
@@ -279,8 +292,15 @@ func (o options) onCluster(ctx context.Context, specs []string, images string, t
 	now := time.Now().UTC().Format("20060102-150405")
 	state, crash := filepath.Join(o.root, ".kip", o.bridge), o.dir(o.mode, "crash-"+now)
 	world, err := harness.Start(ctx, h)
+	unmoved := func(context.Context) error { return nil }
+	if err == nil && o.beside {
+		unmoved, err = besidePods(ctx, world)
+	}
 	if err == nil {
 		err = o.onWorld(ctx, world, specs, o.dir(o.mode, "logs", now+".log"), tell)
+	}
+	if err == nil && ctx.Err() == nil {
+		err = unmoved(ctx)
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil // somebody asked for the end
