@@ -348,7 +348,7 @@ type DaemonSet struct {
 	Selector   string        `key:"selector" doc:"Label selector of the DaemonSets' pods, such as app=fluent-bit. Default: all."`
 	Pods       string        `key:"pods" doc:"Label selector of the pods that they run beside, such as logs!=none. Default: all pods of Kip's nodes."`
 	Namespaces []string      `key:"namespaces" doc:"Names of the namespaces of these pods. Default: all. Who writes a pod writes its labels, but not its namespace."`
-	MaxDelay   time.Duration `key:"maxDelay" default:"0" doc:"How long a pod waits until these beside it are Ready, at most 600 seconds; then it starts without, and an Event says so. 0 = it starts beside them."`
+	MaxDelay   time.Duration `key:"maxDelay" default:"0" doc:"How long a pod waits until these beside it are Ready, at most 600 seconds; then it starts without, and an Event says so. So long it also waits for a machine with room for them where the cloud is out of these and has others. 0 = it starts beside them."`
 	Linger     time.Duration `key:"linger" default:"0" doc:"How long a cell goes on after its pod has ended, at most 60 seconds: these beside it are told to end, and a log shipper sends what it has. 0 = they end with the machine."`
 }
 

@@ -217,6 +217,22 @@ func (s *besides) sets(pod *corev1.Pod) (list []*corev1.Pod) {
 	return list
 }
 
+// delaying returns those of the DaemonSets beside a pod that may delay it still, and until when the first of them may. Their time began
+// when the pod was bound to its node.
+func (s *besides) delaying(pod *corev1.Pod, sets []*corev1.Pod, now time.Time) (list []*corev1.Pod, until time.Time) {
+	for _, set := range sets {
+		terms, _, _ := s.rules.Of(set)
+		ends := boundAt(pod).Add(terms.MaxDelay)
+		if !ends.After(now) {
+			continue
+		}
+		if list = append(list, set); until.IsZero() || ends.Before(until) {
+			until = ends
+		}
+	}
+	return list, until
+}
+
 // copiesGather is how long changes of a pod's copies are gathered: all cells tell of an update at once.
 const copiesGather = time.Second / 2
 

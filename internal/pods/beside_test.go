@@ -322,3 +322,107 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 		h.want(name+": events", h.events, tc.events...)
 	}
 }
+
+// requestsCPU is a change of a pod: it requests so much.
+func requestsCPU(cpu string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)},
+		}}}
+	}
+}
+
+func TestAShortageOfMachinesWithRoomForADaemonSetDelaysAPodForAsLongAsThatMay(t *testing.T) {
+	type world struct {
+		*harness
+		short map[string]bool // the types that are out of capacity
+	}
+	ofSet := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { daemon(p); p.OwnerReferences[0].Name = name }
+	}
+	start := func(t *testing.T, short ...string) world {
+		w := world{harness: newHarness(t), short: map[string]bool{}}
+		for _, name := range short {
+			w.short[name] = true
+		}
+		shipper, agent := pod("s", ofSet("shipper"), requestsCPU("250m")), pod("t", ofSet("agent"), requestsCPU("900m"))
+		w.beside(&copiesOf{has: true, sets: []*corev1.Pod{shipper, agent}}, besideRules(
+			daemonsets.Entry{Namespace: "ns", Name: "agent"}, daemonsets.Entry{Namespace: "ns", Name: "shipper", MaxDelay: time.Minute},
+		))
+		w.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+			var fits []string
+			for _, o := range []struct {
+				kind string
+				most int64
+			}{{"small", 600}, {"medium", 1000}, {"large", 2000}} {
+				if placement.ResourcesOf(p).MilliCPU > o.most {
+					continue
+				}
+				if fits = append(fits, o.kind); !w.short[o.kind] {
+					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
+				}
+			}
+			if len(list) == 0 {
+				err = &placement.NoCapacityError{Need: "the pod", Types: fits}
+			}
+			return list, err
+		}
+		w.put(pod("a", requestsCPU("500m"), func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(w.clock.Now()) }))
+		return w
+	}
+	got := func(w world) string {
+		cell, has := w.cells.ForPod("uid-a")
+		if !has {
+			return ""
+		}
+		return cell.Offering().InstanceType
+	}
+
+	w := start(t)
+	w.must("a")
+	if got(w) != "large" {
+		t.Errorf("there is capacity, and it gets %q", got(w))
+	}
+
+	// One that may delay nothing is left out at once, and the other has its room.
+	w = start(t, "large")
+	w.must("a")
+	if got(w) != "medium" {
+		t.Errorf("without large machines it gets %q", got(w))
+	}
+	w.want("events", w.events, "Normal CellRequested", "Warning DaemonSetLeftOut", "Warning DaemonSetLeftOut")
+	if m := w.messages[1]; !strings.Contains(m, "without room for DaemonSet ns/agent") || !strings.Contains(m, "no capacity now for large") {
+		t.Errorf("the Event says %q", m)
+	}
+
+	w = start(t, "large", "medium")
+	for range 5 {
+		again := w.must("a")
+		if again <= 0 || again > time.Minute {
+			t.Fatalf("it is looked at again after %s", again)
+		}
+		if got(w) != "" {
+			t.Fatalf("it does not wait for room, and gets %q", got(w))
+		}
+		w.clock.Step(time.Second)
+	}
+	w.want("events", w.events, "Warning NoCapacity")
+	if m := w.messages[0]; !strings.Contains(m, "with room for DaemonSets ns/shipper beside it; without them it could start, and does at ") {
+		t.Errorf("the Event says %q", m)
+	}
+	w.clock.Step(time.Minute)
+	w.must("a")
+	if got(w) != "small" {
+		t.Errorf("after a minute it gets %q", got(w))
+	}
+	if n := len(w.events); n != 6 { // of the pod, and of each set
+		t.Errorf("the Events are %q", w.events)
+	}
+
+	// There is none for the pod itself.
+	w = start(t, "small", "medium", "large")
+	w.must("a")
+	if m := w.messages[0]; got(w) != "" || !strings.Contains(m, "small") || strings.Contains(m, "DaemonSets") {
+		t.Errorf("it gets %q, and the Event says %q", got(w), m)
+	}
+}

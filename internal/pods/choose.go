@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/clock"
 )
 
 // choosing chooses what is requested for pods.
@@ -26,6 +28,7 @@ type choosing struct {
 	nodes        Nodes
 	grants       Grants
 	beside       *besides
+	clock        clock.PassiveClock
 	sharedKernel bool
 	options      cells.Options
 	costLabels   []string
@@ -49,7 +52,8 @@ type choice struct {
 	cells.Request
 	volumes volumes.Needs // of its volumes
 	sets    []*corev1.Pod // of DaemonSets that ask for room beside the pod
-	without error         // why there is none for them; nil where there is
+	leftOut []*corev1.Pod // those of them for which there is none
+	without error         // why; nil where there is room for all
 }
 
 // choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
@@ -67,24 +71,52 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 	}
 	_, none := errors.AsType[*placement.UnplaceableError](err)
 	_, refused := errors.AsType[*NotGrantedError](err)
-	if none || refused {
-		c.without = err
+	_, short := errors.AsType[*placement.NoCapacityError](err)
+	switch {
+	case none || refused:
+		c.leftOut, c.without = c.sets, err
 		c.Request, err = s.chooseWith(ctx, pod, c.volumes, nil)
+	case short:
+		return s.inShortage(ctx, pod, c, err)
 	}
 	return c, err
+}
+
+// inShortage chooses where machines with room for all DaemonSets beside a pod are out of capacity, for the reason in short. Each set
+// delays the pod for as long as its terms let it, and is left out then.
+func (s *choosing) inShortage(ctx context.Context, pod *corev1.Pod, c choice, short error) (choice, error) {
+	delaying, until := s.beside.delaying(pod, c.sets, s.clock.Now())
+	var err error
+	if len(delaying) < len(c.sets) {
+		c.leftOut, c.without = slices.DeleteFunc(slices.Clone(c.sets), func(p *corev1.Pod) bool { return slices.Contains(delaying, p) }), short
+		if c.Request, err = s.chooseWith(ctx, pod, c.volumes, delaying); err == nil {
+			return c, nil
+		}
+	}
+	if len(delaying) == 0 {
+		return c, err
+	}
+	if _, err := s.chooseWith(ctx, pod, c.volumes, nil); err != nil {
+		return c, err // it waits for itself
+	}
+	waits := &PlacementError{Err: short, until: until}
+	for _, set := range delaying {
+		waits.sets = append(waits.sets, set.Namespace+"/"+apiv1.DaemonSetOf(set).Name)
+	}
+	return c, waits
 }
 
 // withoutSets returns what is chosen for a pod without room for the DaemonSets beside it, if what was chosen with it was refused since it
 // is over a budget, and there is something else.
 func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, refused error) (alone choice, is bool) {
-	if _, over := errors.AsType[*cells.BudgetError](refused); !over || len(c.sets) == 0 || c.without != nil {
+	if _, over := errors.AsType[*cells.BudgetError](refused); !over || len(c.leftOut) == len(c.sets) {
 		return c, false
 	}
 	less, none := s.chooseWith(ctx, pod, c.volumes, nil)
 	if none != nil {
 		return c, false
 	}
-	c.Request, c.without = less, refused
+	c.Request, c.leftOut, c.without = less, c.sets, refused
 	return c, true
 }
 
@@ -212,9 +244,16 @@ func typesOf(offerings []offering.Offering) int {
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
+	// sets are the DaemonSets for whose room alone the pod waits, until then at most.
+	sets  []string
+	until time.Time
 }
 
 func (e *PlacementError) Error() string {
+	if len(e.sets) > 0 {
+		return fmt.Sprintf("%v, with room for DaemonSets %s beside it; without them it could start, and does at %s", e.Err,
+			strings.Join(e.sets, ", "), e.until.UTC().Format(time.TimeOnly+" UTC"))
+	}
 	var annotation *placement.InvalidAnnotationError
 	if e.Zone == "" || errors.As(e.Err, &annotation) { // which is wrong in any zone
 		return e.Err.Error()
@@ -226,7 +265,7 @@ func (e *PlacementError) Unwrap() error { return e.Err }
 
 // wait returns why the pod waits, what its owner is told, and how long until another look after so
 // many in a row.
-func (e *PlacementError) wait(looks int, random backoff.Random) (because cause, said events.Event, wait time.Duration) {
+func (e *PlacementError) wait(looks int, random backoff.Random, now time.Time) (because cause, said events.Event, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
@@ -239,6 +278,8 @@ func (e *PlacementError) wait(looks int, random backoff.Random) (because cause, 
 		return otherCause, events.NewAnnotationUnsupported(e), unplaceableRetry
 	case errors.As(e.Err, &annotation):
 		return otherCause, events.NewInvalidAnnotation(e), unplaceableRetry
+	case len(e.sets) > 0: // its node has capacity for the pod
+		return otherCause, events.NewPodOutOfCapacity(e), min(random.After(looks, firstBackoff, scarceRetry), e.until.Sub(now))
 	case errors.As(e.Err, &capacity):
 		return outOfCapacity, events.NewPodOutOfCapacity(e), random.After(looks, firstBackoff, scarceRetry)
 	case errors.As(e.Err, &unplaceable):

@@ -109,7 +109,7 @@ func (s *bounding) why(ctx context.Context, pod *corev1.Pod, cell cells.Cell) fa
 		var none *PlacementError
 		switch _, err := s.choosing.Choose(ctx, pod); {
 		case errors.As(err, &none):
-			_, said, _ := none.wait(1, nil)
+			_, said, _ := none.wait(1, nil, s.clock.Now())
 			reason, why = said.Reason, err.Error()
 		case err != nil:
 			why = err.Error()

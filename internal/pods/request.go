@@ -179,7 +179,7 @@ func (s *placing) requested(cell cells.Cell, pod apiv1.PodReference, is asked) {
 
 // leftOut reports that a pod has a machine without room for the DaemonSets beside it, to the owners of all.
 func (s *placing) leftOut(c choice) {
-	for _, set := range c.sets {
+	for _, set := range c.leftOut {
 		name := apiv1.DaemonSetOf(set).Name
 		e := events.NewNoRoomForDaemonSet(cut(set.Namespace+"/"+name, mostName), c.Pod.String(), c.without)
 		s.events.Event(c.Pod, e)
@@ -206,7 +206,7 @@ func (s *unplaced) waitsForChoice(ctx context.Context, pod *corev1.Pod, err erro
 		w.looks++
 		looks = w.looks
 	})
-	because, said, wait := why.wait(looks, s.random)
+	because, said, wait := why.wait(looks, s.random, now)
 	if because == outOfCapacity {
 		if wait, err = s.leaving.leaveNode(ctx, pod, wait); err != nil {
 			return 0, err

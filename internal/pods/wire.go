@@ -64,6 +64,7 @@ func (c *Controller) wireEnds(cfg Config) {
 		nodes:        cfg.Nodes,
 		grants:       cfg.Grants,
 		beside:       c.beside,
+		clock:        cfg.Clock,
 		sharedKernel: cfg.SharedKernel,
 		options:      cfg.Options,
 		costLabels:   cfg.CostLabels,
