@@ -199,6 +199,11 @@ func (s *apiServer) remove(name cache.ObjectName, o metav1.DeleteOptions) error 
 		if p.DeletionTimestamp != nil && !end.Before(p.DeletionTimestamp) {
 			return ""
 		}
+		if p.DeletionTimestamp == nil {
+			s.w.mu.Lock()
+			s.w.deleted[p.UID] = time.Now()
+			s.w.mu.Unlock()
+		}
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &end, &grace
 		return watch.Modified
 	})
@@ -282,6 +287,7 @@ func (c client) UpdateStatus(_ context.Context, pod *corev1.Pod, _ metav1.Update
 	}
 	return nil, c.request(func() error {
 		return c.s.edit(nameOf(pod), pre, func(p *corev1.Pod) watch.EventType {
+			c.s.w.writesSet(p, pod)
 			pod.Status.DeepCopyInto(&p.Status)
 			return watch.Modified
 		})
@@ -299,6 +305,9 @@ func (c client) deletes(name string, o metav1.DeleteOptions) error {
 		if o.Preconditions == nil || o.Preconditions.UID == nil || m.up && m.running && m.pod == *o.Preconditions.UID {
 			w.violateLocked("Kip deletes no pod that may run: pod %s, while cell %s runs", name, m.cell)
 		}
+	}
+	if o.Preconditions != nil && o.Preconditions.UID != nil {
+		w.deletesSetLocked(*o.Preconditions.UID)
 	}
 	w.mu.Unlock()
 	return c.s.remove(cache.ObjectName{Namespace: namespace, Name: name}, o)

@@ -82,6 +82,9 @@ type machine struct {
 	status   corev1.PodPhase
 	restarts int32
 	over     bool // the pod has run to its end here
+
+	copies   map[types.UID]*setCopy // of DaemonSets' pods, beside it
+	lingered bool                   // they have ended before the machine
 }
 
 // machineData is what an instance's agent makes of its user data and its place.
@@ -125,7 +128,7 @@ func (w *world) boot(ctx context.Context, i cloud.Instance, data []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m.up, m.running, m.session, m.started = false, false, nil, time.Time{}
-	m.devices, m.released = nil, nil
+	m.devices, m.released, m.copies, m.lingered = nil, nil, nil, false
 	w.unmountAll(m)
 	w.linksChanged()
 }
@@ -154,6 +157,9 @@ func (m *machine) live(ctx context.Context) {
 			return
 		}
 		again := m.step(ctx)
+		if beside := m.stepBeside(); beside > 0 && (again == 0 || beside < again) {
+			again = beside
+		}
 		if again > 0 {
 			t := time.NewTimer(again)
 			select {
@@ -229,6 +235,11 @@ func (m *machine) step(ctx context.Context) time.Duration {
 		return 0
 	}
 	api.nodeReady()
+	if kept {
+		w.mu.Lock()
+		m.copies = nil
+		w.mu.Unlock()
+	}
 	if uid == "" || kept {
 		return 0
 	}
@@ -402,12 +413,16 @@ type cellAPI struct {
 	ready        chan struct{}
 
 	// Under world.mu.
-	isReady bool
-	kept    bool // its kubelet hears no more of its pod
-	pod     cache.ObjectName
-	uid     types.UID
-	beat    time.Time
-	session *session
+	isReady  bool
+	restored bool // its kubelet may have had the pod before this Kip bound it
+	knows    bool // what runs beside the pod is known
+	copies   map[types.UID]*knownCopy
+	over     map[types.UID]bool // those that the kubelet has ended
+	kept     bool               // its kubelet hears no more of its pod
+	pod      cache.ObjectName
+	uid      types.UID
+	beat     time.Time
+	session  *session
 }
 
 var _ cells.API = (*cellAPI)(nil)
@@ -417,7 +432,7 @@ type cellAPIs struct{ k *kip }
 func (a cellAPIs) AddCell(id string, info cellapi.CellInfo) cells.API {
 	a.k.w.mu.Lock()
 	defer a.k.w.mu.Unlock()
-	api := &cellAPI{kip: a.k, id: id, node: info.Node, ready: make(chan struct{})}
+	api := &cellAPI{kip: a.k, id: id, node: info.Node, ready: make(chan struct{}), copies: map[types.UID]*knownCopy{}, over: map[types.UID]bool{}}
 	a.k.apis[id] = api
 	return api
 }
@@ -461,6 +476,8 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 		return errors.New("a cell runs one pod only")
 	}
 	a.pod, a.uid = cache.ObjectName{Namespace: namespace, Name: name}, uid
+	a.restored, a.knows = !a.isReady, a.isReady
+	a.seeSets()
 	if a.session != nil && a.session.machine != nil {
 		a.session.machine.poke()
 	}

@@ -256,6 +256,12 @@ func (w *world) untouched() bool {
 func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
 	if b%16 == 15 {
+		switch b / 16 % 8 {
+		case 0, 2, 4:
+			return w.addShipper("") != ""
+		case 6:
+			return w.addShipper(bad) != ""
+		}
 		return w.addDaemon() != ""
 	}
 	if a%5 == 1 {
@@ -305,11 +311,14 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 		labels[diskLabel], w.diskOf[uid], w.nextDisk = w.nextDisk, w.nextDisk, ""
 	}
 	annotations, owner := w.annotations, w.nextOwner
+	if w.nextCopies != "" {
+		labels[copiesLabel] = w.nextCopies
+	}
 	w.keeps[uid] = placement.KeepFailed(annotations)
 	if owner.Kind == "" {
 		owner = metav1.OwnerReference{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}
 	}
-	w.annotations, w.nextOwner = nil, metav1.OwnerReference{}
+	w.annotations, w.nextOwner, w.nextCopies = nil, metav1.OwnerReference{}, ""
 	w.mu.Unlock()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, Annotations: annotations,

@@ -305,6 +305,7 @@ var scenarios = []scenario{
 		s.delete(uid)
 		s.until("the pod is gone", s.gone(uid))
 	}},
+	{name: "a DaemonSet beside pods rolls out", every: 4, story: aSetRollsOut},
 	deletedIn(apiv1.Requested), deletedIn(apiv1.Launching), deletedIn(apiv1.Booting), deletedIn(apiv1.Ready), deletedIn(apiv1.Bound),
 	startsWithout("the API server", func(s *stage, away bool) { s.api.setAway(away) }),
 	startsWithout("the cloud", (*stage).cloudAway),

@@ -146,6 +146,10 @@ func (w *world) check() []string {
 			if terminal(p) || p.DeletionTimestamp != nil {
 				continue
 			}
+			if isShipper(p) {
+				w.checkSetLocked(k, p, runs[p.UID], now, calm)
+				continue
+			}
 			if apiv1.DaemonSetOf(p) != nil {
 				w.checkDaemonLocked(k, p, runs[p.UID], now, calm)
 				continue
@@ -394,6 +398,10 @@ func (w *world) settled() bool {
 			return false
 		case terminal(p):
 			if cell != "" {
+				return false
+			}
+		case isShipper(p):
+			if cell != "" || !w.setSettledLocked(p) {
 				return false
 			}
 		case apiv1.DaemonSetOf(p) != nil:

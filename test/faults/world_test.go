@@ -26,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/pods"
@@ -188,7 +189,9 @@ type world struct {
 	serial       int
 	mostPods     int                   // at a time, of a storm
 	nextOwner    metav1.OwnerReference // of the next pod, if it is not a Job
-	straying     int                   // launches of strays that are under way
+	nextCopies   string                // how those of the next pod fare, if it is a set's
+	deleted      map[types.UID]time.Time
+	straying     int // launches of strays that are under way
 	moment       time.Time
 	atMoment     int // what happened at that moment
 	books        books
@@ -228,7 +231,8 @@ func newWorld(s setting) *world {
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil }, readFail: func() error { return nil },
 		attempts: map[string]*attempts{}, announced: map[string]bool{}, salt: map[string]uint32{}, auditing: map[string]int{},
-		diskOf: map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
+		deleted: map[types.UID]time.Time{},
+		diskOf:  map[types.UID]string{}, mounted: mounts{of: map[string]string{}},
 	}
 	w.log = slog.New(slog.DiscardHandler)
 	if *verbose {
@@ -321,7 +325,10 @@ type kip struct {
 	deposed  chan struct{}       // closed when another leads
 	stalled  chan struct{}       // closed when it wakes; nil while it is awake; under world.mu
 	up       bool                // its loops run; under world.mu
-	life     int                 // counts them
+	// observers of copies, and the pods of DaemonSets that its cells know of; under world.mu
+	observers []daemonsets.CopyObserver
+	shown     map[types.UID]bool
+	life      int // counts them
 	// ca and oldCA are those that were stored when it began.
 	ca, oldCA string
 }
@@ -375,7 +382,7 @@ func (w *world) supervise() {
 	var late sync.WaitGroup // those that were deposed
 	defer late.Wait()
 	for w.ctx.Err() == nil {
-		k := &kip{w: w, apis: map[string]*cellAPI{}, deposed: make(chan struct{})}
+		k := &kip{w: w, apis: map[string]*cellAPI{}, deposed: make(chan struct{}), shown: map[types.UID]bool{}}
 		k.ctx, k.cancel = context.WithCancel(w.ctx)
 		w.mu.Lock()
 		w.resumeLocked() // it was the last one that was paused
@@ -522,6 +529,7 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Pods:   k.informer, Nodes: twoNodes{k, short}, Cells: podCells{k.cells, w}, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
+		DaemonSets: besidePods, Copies: copies{k},
 		Grants: pods.Grants{MaxKeepFailed: longestKept, MaxKeptCells: mostKept, Namespaces: []pods.NamespaceGrants{{Namespace: namespace,
 			Dedicated:   true,
 			CloudRoutes: []netip.Prefix{behindPod}}}},
@@ -534,6 +542,13 @@ func (k *kip) run() error {
 		AddFunc:    w.pokeFor,
 		UpdateFunc: func(_, pod any) { w.pokeFor(pod) },
 		DeleteFunc: w.pokeFor,
+	}); err != nil {
+		return err
+	}
+	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    k.setChanged,
+		UpdateFunc: func(_, pod any) { k.setChanged(pod) },
+		DeleteFunc: k.setChanged,
 	}); err != nil {
 		return err
 	}
