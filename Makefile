@@ -469,9 +469,10 @@ CONFORMANCE = @CGO_ENABLED=0 $(GO) build -trimpath -o .kip/conformance/bin/confo
 # Specs that have passed on this commit are not run again, so the same command goes
 # on after a kill. A crash of Kip fails it; nothing is run again by itself.
 MODE ?= kip
+SUITE ?= conformance
 .PHONY: conformance
-conformance: build conformance-tools ## upstream's conformance tests (MODE=nodes, ONLY=failed|missing|all, FOCUS=, SHARD=k/n, SERIAL=1, PROCS=); as root
-	$(CONFORMANCE) -mode=$(MODE) $(if $(ONLY),-only=$(ONLY)) $(if $(FOCUS),-focus='$(FOCUS)') $(if $(SHARD),-shard=$(SHARD)) \
+conformance: build conformance-tools ## upstream's conformance tests (SUITE=beyond: others; MODE=nodes, ONLY=failed|missing|other|all, FOCUS=, SHARD=k/n, SERIAL=1, PROCS=); as root
+	$(CONFORMANCE) -suite=$(SUITE) -mode=$(MODE) $(if $(ONLY),-only=$(ONLY)) $(if $(FOCUS),-focus='$(FOCUS)') $(if $(SHARD),-shard=$(SHARD)) \
 		$(if $(SERIAL),-procs=1,$(if $(PROCS),-procs=$(PROCS))) $(ARGS)
 
 SUBSET_LIMIT ?= 15m
@@ -485,11 +486,11 @@ conformance-daemonsets: build conformance-tools ## upstream's specs of DaemonSet
 
 .PHONY: conformance-publish
 conformance-publish: ## take the results of this machine, all of one clean commit, into the repository and docs/conformance.md
-	$(CONFORMANCE) -publish
+	$(CONFORMANCE) -suite=$(SUITE) -publish
 
 .PHONY: conformance-page
-conformance-page: ## write docs/conformance.md from the results and reasons in test/conformance
-	$(CONFORMANCE) -page
+conformance-page: ## write docs/conformance.md from the results and reasons in test/conformance; SUITE=beyond: docs/conformance-beyond.md
+	$(CONFORMANCE) -suite=$(SUITE) -page
 
 # Modules of their own that have code of ours; the others only pin programs.
 MODULES := dev/dns/coredns test/bench/karpenter test/networkpolicies hack/tools deploy/render

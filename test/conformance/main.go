@@ -39,6 +39,7 @@ var kipsOf = map[string]int{"kip": 1}
 type options struct {
 	mode, bridge, cidr string
 	choice             choice
+	beyond             *beyond // what is run in place of conformance
 	subset, publish    bool
 	beside             bool // a DaemonSet runs beside all pods of Kip
 	dump               bool
@@ -50,14 +51,35 @@ type options struct {
 func (o options) dir(names ...string) string {
 	return filepath.Join(append([]string{o.root, ".kip", "conformance"}, names...)...)
 }
+
+// own is a path for what belongs to a suite and a mode.
+func (o options) own(names ...string) string {
+	if o.beyond != nil {
+		return o.dir(append([]string{"beyond", o.mode}, names...)...)
+	}
+	return o.dir(append([]string{o.mode}, names...)...)
+}
+
 func (o options) results() string {
 	if o.beside {
-		return o.dir(o.mode, "beside.json") // not to be published
+		return o.own("beside.json") // not to be published
 	}
-	return o.dir(o.mode, "results.json")
+	return o.own("results.json")
 }
+
 func (o options) published(mode string) string {
+	if o.beyond != nil {
+		mode = "beyond-" + mode
+	}
 	return filepath.Join(o.root, "test", "conformance", "results", mode+".json")
+}
+
+// specs are all those of the suite.
+func (o options) specs() []string {
+	if o.beyond != nil {
+		return o.beyond.specs
+	}
+	return lines(specList)
 }
 
 func init() {
@@ -82,7 +104,9 @@ func command(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("conformance", flag.ContinueOnError)
 	fs.StringVar(&o.mode, "mode", "kip", "`nodes`: "+strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
 	fs.StringVar(&o.choice.only, "only", "",
-		"`which` by the results so far: failed, missing or all; default: all that have not passed on this commit")
+		"`which` by the results so far: failed, missing or all; other: what did not pass in the other mode and not here; "+
+			"default: all that have not passed on this commit")
+	which := fs.String("suite", "conformance", "`which` of upstream's specs: conformance, or beyond, by beyond.yaml")
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
 	fs.Var(&o.choice.shard, "shard", "only the k-th of n `parts`, as k/n")
 	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, each once, with results of their own")
@@ -106,7 +130,7 @@ func command(ctx context.Context, args []string) error {
 		return fmt.Errorf("-mode is %q: want %s", o.mode, strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
 	}
 	if choices[o.choice.only] == nil {
-		return fmt.Errorf("-only is %q: want failed, missing or all, or nothing", o.choice.only)
+		return fmt.Errorf("-only is %q: want failed, missing, other or all, or nothing", o.choice.only)
 	}
 	if o.beside && (o.mode != "kip" || o.publish) {
 		return errors.New("-beside: want -mode=kip, and no -publish")
@@ -124,9 +148,16 @@ func command(ctx context.Context, args []string) error {
 	if o.root, err = harness.Repository(); err != nil {
 		return err
 	}
+	if o.beyond, err = suiteNamed(*which); err != nil {
+		return err
+	}
 	switch {
 	case *writeSpecs:
 		return o.writeSpecs(ctx)
+	case o.beyond != nil && o.publish:
+		return o.publishBeyond()
+	case o.beyond != nil && *writePage:
+		return o.writeBeyondPage()
 	case o.publish:
 		return o.publishResults()
 	case *writePage:
@@ -135,13 +166,30 @@ func command(ctx context.Context, args []string) error {
 	if o.subset {
 		return o.runSubset(ctx)
 	}
+	return o.runChosen(ctx, *list)
+}
+
+// runChosen runs what was chosen, or lists it.
+func (o options) runChosen(ctx context.Context, list bool) error {
+	if o.beyond != nil {
+		if err := o.chooseBeyond(ctx); err != nil {
+			return err
+		}
+	}
 	results, err := loadResults(o.results(), o.mode)
 	if err != nil {
 		return err
 	}
+	specs := o.specs()
+	if o.choice.only == "other" {
+		if specs, err = o.differing(specs); err != nil {
+			return err
+		}
+	}
 	commit, warning := o.commit(ctx)
-	chosen := o.choice.from(lines(specList), results, commit)
-	if *list {
+	o.choice.fine = o.fine
+	chosen := o.choice.from(specs, results, commit)
+	if list {
 		fmt.Println(strings.Join(chosen, "\n"))
 		return nil
 	}
@@ -149,7 +197,7 @@ func command(ctx context.Context, args []string) error {
 		if err := results.checkEnds(commit); err != nil {
 			return fmt.Errorf("nothing to run of what was chosen, and %w", err)
 		}
-		fmt.Printf("nothing to run: %d of %d have passed; ONLY=all runs them again\n", results.passing(lines(specList)), len(lines(specList)))
+		fmt.Printf("nothing to run: %d of %d have passed; ONLY=all runs them again\n", results.passing(specs), len(specs))
 		return nil
 	}
 	fmt.Print(warning)
@@ -245,11 +293,10 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 	if err := errors.Join(err, save()); err != nil {
 		return err
 	}
-	did, all := results.passing(chosen), lines(specList)
-	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", did, len(chosen), time.Since(began).Truncate(time.Second),
-		results.passing(all), len(all), file)
-	if did < len(chosen) {
-		failed := slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return results.Specs[spec].State == passed })
+	all := o.specs()
+	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", results.passing(chosen), len(chosen),
+		time.Since(began).Truncate(time.Second), results.passing(all), len(all), file)
+	if failed := slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return o.fine(spec, results.Specs[spec].Attempt) }); len(failed) > 0 {
 		return fmt.Errorf("%d of %d specs did not pass:\n  %s", len(failed), len(chosen), strings.Join(failed, "\n  "))
 	}
 	return nil
@@ -264,6 +311,9 @@ func (o options) fromRoot(text string) string {
 // flags are all that has an influence on a run.
 func (o options) flags() string {
 	args := []string{"-mode=" + o.mode}
+	if o.beyond != nil {
+		args = append(args, "-suite=beyond")
+	}
 	if o.subset {
 		args = append(args, "-subset")
 	}
@@ -290,14 +340,14 @@ func (o options) onCluster(ctx context.Context, specs []string, images string, t
 	h.Name, h.CIDR, h.Stderr = o.bridge, o.cidr, os.Stderr
 	h.DevArgs = append([]string{"--images=" + images}, h.DevArgs...)
 	now := time.Now().UTC().Format("20060102-150405")
-	state, crash := filepath.Join(o.root, ".kip", o.bridge), o.dir(o.mode, "crash-"+now)
+	state, crash := filepath.Join(o.root, ".kip", o.bridge), o.own("crash-"+now)
 	world, err := harness.Start(ctx, h)
 	unmoved := func(context.Context) error { return nil }
 	if err == nil && o.beside {
 		unmoved, err = besidePods(ctx, world)
 	}
 	if err == nil {
-		err = o.onWorld(ctx, world, specs, o.dir(o.mode, "logs", now+".log"), tell)
+		err = o.onWorld(ctx, world, specs, o.own("logs", now+".log"), tell)
 	}
 	if err == nil && ctx.Err() == nil {
 		err = unmoved(ctx)

@@ -48,13 +48,13 @@ type suite struct {
 }
 
 // focusArguments names exactly these specs, in arguments that the kernel takes:
-// one may have 128 KiB.
+// one may have 128 KiB. The names of some begin with another's.
 func focusArguments(specs []string) []string {
 	var args, group []string
 	size := 0
 	flush := func() {
 		if len(group) > 0 {
-			args = append(args, "--focus=(?:"+strings.Join(group, "|")+")")
+			args = append(args, "--focus=(?:"+strings.Join(group, "|")+")$")
 		}
 		group, size = nil, 0
 	}
