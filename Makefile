@@ -454,7 +454,7 @@ bench-tools:
 # Upstream's conformance tests, the programs in their images, and the runner, in a
 # module of their own.
 CONFORMANCE_PROGRAMS := ginkgo=github.com/onsi/ginkgo/v2/ginkgo agnhost=k8s.io/kubernetes/test/images/agnhost \
-	nnp=k8s.io/kubernetes/test/images/nonewprivs sample-apiserver=k8s.io/sample-apiserver etcd=go.etcd.io/etcd/server/v3
+	nnp=k8s.io/kubernetes/test/images/nonewprivs regression-issue-74839=k8s.io/kubernetes/test/images/regression-issue-74839 sample-apiserver=k8s.io/sample-apiserver etcd=go.etcd.io/etcd/server/v3
 CONFORMANCE_BUILD = GOGC=400 CGO_ENABLED=0 $(SHOW) "building $(1)" $(GO) -C test/conformance/upstream
 .PHONY: conformance-tools
 conformance-tools:

@@ -80,7 +80,7 @@ http {
 }
 `
 
-// images are all that the specs of conformance name and that can be pulled. tools
+// images are those that specs name and that can be pulled. tools
 // is the folder of upstream's programs, bin that of ours, source that of the
 // module k8s.io/kubernetes.
 func images(tools, bin, source string) []image {
@@ -121,7 +121,10 @@ func images(tools, bin, source string) []image {
 		{names: []string{e2e + "nonewprivs:1.4"}, base: &full, files: slices.Concat(identities, []file{
 			{path: "usr/local/bin/nnp", mode: 0o6755, from: filepath.Join(tools, "nnp")},
 		}), cmd: []string{"nnp"}},
-		{names: []string{e2e + "glibc-dns-testing:2.0.0"}, base: &full, files: identities, cmd: []string{"bash"}},
+		{names: []string{e2e + "glibc-dns-testing:2.0.0", e2e + "ipc-utils:1.4"}, base: &full, files: identities, cmd: []string{"bash"}},
+		{names: []string{e2e + "regression-issue-74839:1.4"}, files: []file{
+			{path: "regression-issue-74839", mode: 0o755, from: filepath.Join(tools, "regression-issue-74839")},
+		}, entry: []string{"/regression-issue-74839"}},
 		{names: []string{e2e + "sample-apiserver:1.29.2"}, files: []file{
 			{path: "sample-apiserver", mode: 0o755, from: filepath.Join(tools, "sample-apiserver")}, {path: "tmp", mode: 0o1777, dir: true},
 		}, entry: []string{"/sample-apiserver"}},
