@@ -245,8 +245,11 @@ func TestANodeDebuggerShowsAMachineOfItsOwn(t *testing.T) {
 	s := newSpace(t)
 	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
-	out := s.Kubectl("debug", "node/"+harness.Node, "--image=busybox:1.36", "--", "sh", "-c",
+	out, code, warned := s.Try("debug", "node/"+harness.Node, "--image=busybox:1.36", "--", "sh", "-c",
 		"ls /host/var/lib/kubelet/config.yaml; ls /host/var/log/pods; echo that is all; sleep 100000")
+	if code != 0 || !strings.Contains(warned, "kipctl exec CELL") {
+		t.Errorf("kubectl debug ends with %d and prints %q, want a warning that says how to get onto a pod's machine", code, warned)
+	}
 	_, name, found := strings.Cut(out, "Creating debugging pod ")
 	name, _, _ = strings.Cut(name, " ")
 	if !found {
