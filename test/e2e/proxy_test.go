@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // probed is a pod with all that a kubelet has series of: a limit of CPU, which gives it periods, and a probe.
@@ -124,4 +127,46 @@ func seriesOf(ctx context.Context, node, path, namespace, pod string) (map[strin
 		}
 	}
 	return series, nil
+}
+
+func TestKubectlWatchesCellsComeAndGo(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	ctx, stop := context.WithCancel(s.Context())
+	out, err := os.Create(filepath.Join(t.TempDir(), "watched"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	watch := s.Command(ctx, "get", "cells", "--watch")
+	watch.Stdout = out
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		stop()
+		_ = watch.Wait() // it was told to end
+	}()
+	s.Apply(namespace.Sleeper("a"))
+	s.WaitReady("a")
+	cell := s.CellOf("a").Name
+	sees := func(what string, want ...string) {
+		s.Eventually(what, func(context.Context) error {
+			text, err := os.ReadFile(out.Name())
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				f := strings.Fields(line)
+				if len(f) > 3 && f[0] == cell && slices.Contains(want, f[1]) && f[2] == s.NS && f[3] == "a" {
+					return nil
+				}
+			}
+			return fmt.Errorf("kubectl prints\n%s", text)
+		})
+	}
+	sees("the cell of the pod begins", "Requested", "Launching", "Booting")
+	sees("it runs the pod", "Bound")
+	s.Kubectl("delete", "pod", "a", "--wait=false")
+	sees("it ends", "Draining", "Terminating", "Gone")
 }
