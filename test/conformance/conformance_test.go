@@ -69,6 +69,7 @@ func TestChoosesByResultFocusAndShard(t *testing.T) {
 		"what never ran here":      {choice{only: "missing"}, "cde"},
 		"all":                      {choice{only: "all"}, "abcde"},
 		"some by name":             {choice{only: "all", focus: regexp.MustCompile("a|d")}, "ad"},
+		"some not, by name":        {choice{only: "all", skip: regexp.MustCompile("a|d")}, "bce"},
 		"the second of two":        {choice{only: "all", shard: shard{2, 2}}, "bd"},
 	} {
 		if tc.c.shard.n == 0 {

@@ -108,6 +108,7 @@ func command(ctx context.Context, args []string) error {
 			"default: all that have not passed on this commit")
 	which := fs.String("suite", "conformance", "`which` of upstream's specs: conformance, or beyond, by beyond.yaml")
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
+	skip := fs.String("skip", "", "no specs whose names match this `expression`")
 	fs.Var(&o.choice.shard, "shard", "only the k-th of n `parts`, as k/n")
 	fs.BoolVar(&o.subset, "subset", false, "only what subset.txt lists, afresh, each once, with results of their own")
 	fs.BoolVar(&o.beside, "beside", false, "a DaemonSet runs beside all pods of Kip, with results of their own")
@@ -144,6 +145,11 @@ func command(ctx context.Context, args []string) error {
 	var err error
 	if o.choice.focus, err = regexp.Compile(*focus); err != nil {
 		return fmt.Errorf("-focus: %w", err)
+	}
+	if *skip != "" {
+		if o.choice.skip, err = regexp.Compile(*skip); err != nil {
+			return fmt.Errorf("-skip: %w", err)
+		}
 	}
 	if o.root, err = harness.Repository(); err != nil {
 		return err
@@ -325,6 +331,9 @@ func (o options) flags() string {
 	}
 	if f := o.choice.focus; f != nil && f.String() != "" {
 		args = append(args, fmt.Sprintf("-focus=%q", f))
+	}
+	if o.choice.skip != nil {
+		args = append(args, fmt.Sprintf("-skip=%q", o.choice.skip))
 	}
 	if o.choice.shard.n > 1 {
 		args = append(args, "-shard="+o.choice.shard.String())

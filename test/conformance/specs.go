@@ -87,6 +87,7 @@ func (s *shard) String() string { return fmt.Sprintf("%d/%d", s.k, s.n) }
 type choice struct {
 	only  string // of the results so far; see choices
 	focus *regexp.Regexp
+	skip  *regexp.Regexp // optional
 	shard shard
 	// fine reports whether a spec ended as it may, where that is not only to pass. Optional.
 	fine func(spec string, a Attempt) bool
@@ -112,7 +113,8 @@ func (c choice) from(specs []string, results Results, commit string) []string {
 			r.State = passed
 		}
 		here := ran && results.commit(s) == commit && !slices.Contains(doubtful, s)
-		if i%c.shard.n == c.shard.k-1 && choices[c.only](r, ran, here) && (c.focus == nil || c.focus.MatchString(s)) {
+		if i%c.shard.n == c.shard.k-1 && choices[c.only](r, ran, here) && (c.focus == nil || c.focus.MatchString(s)) &&
+			(c.skip == nil || !c.skip.MatchString(s)) {
 			out = append(out, s)
 		}
 	}
