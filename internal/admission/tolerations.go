@@ -88,6 +88,10 @@ func (r Rules) tolerationOfTaint(own []corev1.Toleration) []corev1.Toleration {
 // Untolerating reports whether a pod that is on no node selects Kip's nodes and lacks the toleration of their taint: it was made without
 // Kip's webhook, and the scheduler puts it on none of them.
 func (r Rules) Untolerating(pod *corev1.Pod) bool {
-	return pod.Spec.NodeName == "" && pod.Status.Phase == corev1.PodPending && pod.DeletionTimestamp == nil && r.takes(pod, Selecting) &&
-		len(r.tolerationOfTaint(pod.Spec.Tolerations)) > 0
+	return r.Unplaced(pod) && len(r.tolerationOfTaint(pod.Spec.Tolerations)) > 0
+}
+
+// Unplaced reports whether a pod selects Kip's nodes and is on no node yet.
+func (r Rules) Unplaced(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName == "" && pod.Status.Phase == corev1.PodPending && pod.DeletionTimestamp == nil && r.takes(pod, Selecting)
 }

@@ -15,8 +15,13 @@ func TestCapacityThatKipFindsOut(t *testing.T) {
 		pods string
 		gpus string
 	}{
-		"kubelet: {capacity: auto}":                                    {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
-		"kubelet: {capacity: {pods: auto, cpu: auto}}":                 {[]corev1.ResourceName{cpu, pods}, "20", "0"},
+		"kubelet: {capacity: auto}":                                                             {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
+		"kubelet: {capacity: {pods: auto, cpu: auto}}":                                          {[]corev1.ResourceName{cpu, pods}, "20", "0"},
+		"kubelet: {capacity: {nvidia.com/gpu: auto}}":                                           {[]corev1.ResourceName{"nvidia.com/gpu"}, "20", "0"},
+		"kubelet: {capacity: {nvidia.com/gpu: auto}}\nnodes: [{capacity: {nvidia.com/gpu: 1}}]": {nil, "20", "1"},
+		"kubelet: {capacity: {nvidia.com/gpu: 4}}\nnodes: [{capacity: {nvidia.com/gpu: auto}}]": {
+			[]corev1.ResourceName{"nvidia.com/gpu"}, "20", "4",
+		},
 		"kubelet: {capacity: {cpu: auto, pods: 7, nvidia.com/gpu: 2}}": {[]corev1.ResourceName{cpu}, "7", "2"},
 		"nodes: [{capacity: auto}]":                                    {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
 		"kubelet: {capacity: {pods: 9}}\nnodes: [{capacity: auto}]":    {[]corev1.ResourceName{cpu, disk, memory, pods}, "9", "0"},
@@ -46,7 +51,7 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 	for text, want := range map[string]string{
 		"kubelet: {capacity: automatic}":   `kubelet.capacity: "automatic" is not valid: want auto, or names of resources and their quantities`,
 		"kubelet: {capacity: {cpu: Auto}}": `kubelet.capacity.cpu: "Auto" is not valid: want auto, or a quantity such as 5Gi or 500m`,
-		"kubelet: {capacity: {nvidia.com/gpu: auto}}": `kubelet.capacity.nvidia.com/gpu: "auto" is not valid: ` +
+		"kubelet: {capacity: {example.com/x: auto}}": `kubelet.capacity.example.com/x: "auto" is not valid: ` +
 			`want a quantity such as 5Gi or 500m`,
 		"kubelet: {capacity: {cpu: auto, cpu: 5}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: {cpu: 5, cpu: auto}}": "kubelet.capacity.cpu: this key is there twice: first on line",

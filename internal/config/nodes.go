@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/placement"
 )
 
 // MaxNodes is how many virtual nodes one Kip has at most, and the greatest number in
@@ -58,12 +59,16 @@ var AutoResources = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceEphemeralStorage, corev1.ResourceMemory, corev1.ResourcePods,
 }
 
+// AutoDevices are extended resources whose capacity Kip can find out if the configuration names them, sorted. auto for all
+// resources leaves them out, since machines with devices are dear.
+var AutoDevices = placement.DeviceNames()
+
 // CapacityOf is what the scheduler may place on a virtual node, and the resources of which Kip finds that out: the list has
 // what holds of them before it is known.
 func (c *Config) CapacityOf(n Node) (all corev1.ResourceList, auto []corev1.ResourceName) {
 	all = c.Kubelet.Capacity.DeepCopy()
 	maps.Copy(all, n.Capacity.DeepCopy())
-	for _, name := range AutoResources {
+	for _, name := range slices.Concat(AutoResources, AutoDevices) {
 		_, named := n.Capacity[name]
 		if slices.Contains(n.AutoCapacity, name) || slices.Contains(c.Kubelet.AutoCapacity, name) && !named {
 			auto = append(auto, name)

@@ -638,7 +638,33 @@ const NothingSold = "the cloud no longer offers anything that the node has"
 
 // NothingAvailable is why a node takes no pods of whose offerings the cloud has none now. limit is what the node offers.
 func NothingAvailable(offerings int, limit string) string {
+	if limit == "" {
+		return fmt.Sprintf("the cloud has no capacity now for any of its %d offerings", offerings)
+	}
 	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", offerings, limit)
+}
+
+// The reasons of the condition by which a node says what the cloud has no capacity for, and the message of one that lacks nothing.
+const (
+	CapacityAvailable = "CapacityAvailable"
+	KindsLack         = "SomeUnavailable"
+	NothingLaunchable = "NothingAvailable"
+	NothingLacks      = "as far as Kip knows, the cloud has capacity for each kind of what the node offers"
+)
+
+// LacksKinds says of which kinds of what a node offers the cloud has none now.
+func LacksKinds(kinds []string) string {
+	return "the cloud has no capacity now for any offering of the node of these kinds: " + strings.Join(kinds, ", ")
+}
+
+// KeptAway is why a pod waits for a node, which takes no pods for a reason such as [NothingAvailable].
+func KeptAway(node, why string) string {
+	return fmt.Sprintf("node %s takes no new pods for now: %s", node, why)
+}
+
+// NewPodKeptAway is about a pod that is on no node for a reason such as [KeptAway].
+func NewPodKeptAway(why string) Event {
+	return warn(NoCapacity, "No node that the pod may be on has capacity for it: %s. The scheduler places the pod when that is over.", why)
 }
 
 // TurnsAway is why a node takes no pods that could serve some of them.

@@ -127,10 +127,8 @@ func (l *leading) parts(known []cells.Cell) []part {
 			run:  func(ctx context.Context) error { return l.egress.Run(ctx, l.firewalls.MasqueradeChanged) },
 		})
 	}
-	if l.WebhookPort != 0 {
-		all = append(all, part{name: "pods without a toleration", run: l.reportUntolerating})
-	}
 	return append(all,
+		part{name: "pods on no node", run: func(ctx context.Context) error { return l.reportUnplaced(ctx, l.nodes.KeptAway) }},
 		part{name: "pod informer", run: l.nodeController.Follow}, // and the kubelet port, of each node
 		part{name: "cell API", run: l.cellAPI.Run},
 		part{name: "firewalls", run: l.firewalls.Run},

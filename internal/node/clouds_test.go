@@ -125,7 +125,8 @@ func inCluster(t *testing.T, lost string) *cluster {
 		if err != nil {
 			t.Fatal(err)
 		}
-		registered.Status = n.object(registered, corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}, n.capacity).Status
+		unknown := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}
+		registered.Status = n.object(registered, unknown, n.lacks, n.capacity).Status
 		if _, err := c.own.CoreV1().Nodes().UpdateStatus(t.Context(), registered, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}

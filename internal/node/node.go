@@ -153,14 +153,17 @@ type Node struct {
 	uid types.UID // of the object; "" before it is there
 	// short is why nothing can be launched for the node's pods now, "" if something can.
 	short string
+	// lacks is the condition of what nothing can be launched for.
+	lacks corev1.NodeCondition
 	// capacity is never changed, only replaced.
 	capacity corev1.ResourceList
 	awaited  []corev1.ResourceName
-	// sent is the Ready condition that the node controller was last told of, sentCapacity
-	// the capacity with it, and applied whether they were written. The node
+	// sent is the Ready condition that the node controller was last told of, sentLacks and sentCapacity
+	// what else was told with it, and applied whether they were written. The node
 	// controller's inbox holds one status and blocks its writer when full, also after the
 	// controller has ended: nothing is sent before the last was applied.
 	sent         corev1.NodeCondition
+	sentLacks    corev1.NodeCondition
 	sentCapacity corev1.ResourceList
 	applied      bool
 }
@@ -214,6 +217,7 @@ func New(c Config) (*Node, error) {
 		labels:   labels,
 		capacity: c.Capacity.DeepCopy(),
 		awaited:  c.Awaited,
+		lacks:    corev1.NodeCondition{Type: ShortageCondition, Status: corev1.ConditionFalse, Reason: "CapacityAvailable"},
 		ready:    make(chan struct{}),
 		changed:  make(chan struct{}, 1),
 		there:    make(chan struct{}, 1),
@@ -281,6 +285,14 @@ func (n *Node) Short(why string) {
 	if changed {
 		n.registerSoon()
 	}
+}
+
+// Lacks says what of the node's offers cannot be launched now, as its condition ShortageCondition. The API server has it after the next
+// check.
+func (n *Node) Lacks(status corev1.ConditionStatus, reason, message string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lacks.Status, n.lacks.Reason, n.lacks.Message = status, reason, message
 }
 
 // Capacity returns what the scheduler may place on the node.
@@ -409,13 +421,14 @@ func (n *Node) runOnce(ctx context.Context) error {
 	condition.LastTransitionTime = n.transition(condition, registered.Status.Conditions)
 	n.await(registered)
 	n.mu.Lock()
-	capacity := n.capacity
-	n.sent, n.sentCapacity, n.applied = condition, capacity, false
+	capacity, lacks := n.capacity, n.lacks
+	lacks.LastTransitionTime = n.transition(lacks, registered.Status.Conditions)
+	n.sent, n.sentLacks, n.sentCapacity, n.applied = condition, lacks, capacity, false
 	n.mu.Unlock()
 
 	notify := make(chan func(*corev1.Node), 1)
 	controller, err := vknode.NewNodeController(provider{notify},
-		n.object(registered, condition, capacity),
+		n.object(registered, condition, lacks, capacity),
 		observedNodes{n.c.Node.CoreV1().Nodes(), n},
 		vknode.WithNodeEnableLeaseV1(renewedLeases{n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease)}, vknode.DefaultLeaseDuration),
 		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
@@ -464,11 +477,12 @@ func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev
 			return
 		}
 		n.mu.Lock()
-		capacity, turns := n.capacity, !sameCondition(condition, n.sent)
-		send := n.applied && (turns || !has(n.sentCapacity, capacity))
+		capacity, lacks, turns := n.capacity, n.lacks, !sameCondition(condition, n.sent)
+		send := n.applied && (turns || !sameCondition(lacks, n.sentLacks) || !has(n.sentCapacity, capacity))
 		if send {
 			condition.LastTransitionTime = n.transition(condition, []corev1.NodeCondition{n.sent})
-			n.sent, n.sentCapacity, n.applied = condition, capacity, false
+			lacks.LastTransitionTime = n.transition(lacks, []corev1.NodeCondition{n.sentLacks})
+			n.sent, n.sentLacks, n.sentCapacity, n.applied = condition, lacks, capacity, false
 		}
 		n.mu.Unlock()
 		if send && turns {
@@ -476,7 +490,7 @@ func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev
 				"ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
 		}
 		if send {
-			tell(n.object(registered, condition, capacity))
+			tell(n.object(registered, condition, lacks, capacity))
 		}
 	}
 }
@@ -484,16 +498,16 @@ func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev
 // observe sees each status that the API server accepted.
 func (n *Node) observe(node *corev1.Node) {
 	written := writtenStatus(node)
-	for _, c := range written.Conditions {
-		if c.Type != corev1.NodeReady {
-			continue
-		}
-		n.mu.Lock()
-		if sameCondition(c, n.sent) && has(written.Capacity, n.sentCapacity) {
-			n.applied = true
-		}
-		n.mu.Unlock()
+	n.mu.Lock()
+	is := func(want corev1.NodeCondition) bool {
+		return slices.ContainsFunc(written.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == want.Type && sameCondition(c, want)
+		})
 	}
+	if is(n.sent) && is(n.sentLacks) && has(written.Capacity, n.sentCapacity) {
+		n.applied = true
+	}
+	n.mu.Unlock()
 	n.readyOnce.Do(func() { close(n.ready) })
 }
 
@@ -551,8 +565,8 @@ func sameCondition(a, b corev1.NodeCondition) bool {
 
 // object is the node as the node controller writes it. It carries no labels:
 // they are written by register.
-func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition, capacity corev1.ResourceList) *corev1.Node {
-	conditions := []corev1.NodeCondition{ready}
+func (n *Node) object(registered *corev1.Node, ready, lacks corev1.NodeCondition, capacity corev1.ResourceList) *corev1.Node {
+	conditions := []corev1.NodeCondition{ready, lacks}
 	for _, t := range []corev1.NodeConditionType{
 		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
 	} {

@@ -61,6 +61,9 @@ const (
 	BurstTaint = "kip.elotl.co/burst"
 )
 
+// ShortageCondition is the condition of a node by which it says of which kinds of what it offers nothing can be launched now.
+const ShortageCondition corev1.NodeConditionType = "CapacityShortage"
+
 // taints are all that the node must carry.
 func (n *Node) taints() []corev1.Taint {
 	var all []corev1.Taint

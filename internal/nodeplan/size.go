@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -56,8 +57,8 @@ type Sizing struct {
 // need, nor than one pod with a CPU: a pod that waits for a machine says by its Events what is missing, and one without a
 // node does not.
 func (s Sizing) Capacity() corev1.ResourceList {
-	pods, cpu, memory := s.launchable()
-	pods, cpu, memory = max(0, pods), max(0, cpu), max(0, memory)
+	more := s.launchable()
+	pods, cpu, memory := max(0, more.machines), max(0, more.milliCPU), max(0, more.bytes)
 	one := corev1.ResourceList{
 		corev1.ResourcePods:             *resource.NewQuantity(1, resource.DecimalSI),
 		corev1.ResourceCPU:              *resource.NewQuantity(1, resource.DecimalSI),
@@ -69,6 +70,9 @@ func (s Sizing) Capacity() corev1.ResourceList {
 		corev1.ResourceCPU:              *resource.NewMilliQuantity(cpu, resource.DecimalSI),
 		corev1.ResourceMemory:           *resource.NewQuantity(memory, resource.BinarySI),
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(pods*podDiskBytes, resource.BinarySI),
+	}
+	for _, name := range placement.DeviceNames() {
+		list[name] = *resource.NewQuantity(max(0, more.devices[name]), resource.DecimalSI)
 	}
 	for name, q := range list {
 		q.Add(s.Served[name])
@@ -82,21 +86,34 @@ func (s Sizing) Capacity() corev1.ResourceList {
 	return list
 }
 
-// launchable is how many machines more there may be for the node, and how much CPU and memory they have at most.
-func (s Sizing) launchable() (machines, milliCPU, bytes int64) {
-	machines, milliCPU, bytes = s.byQuota()
+// room is what can be launched besides what runs.
+type room struct {
+	machines, milliCPU, bytes int64
+	devices                   map[corev1.ResourceName]int64
+}
+
+// launchable is how many machines more there may be for the node, and how much they have at most.
+func (s Sizing) launchable() room {
+	r := s.byQuota()
 	var largest, heaviest int64
+	devices := map[corev1.ResourceName]int64{}
 	for _, t := range s.Types {
 		largest, heaviest = max(largest, t.MilliCPU), max(heaviest, t.MemoryBytes)
+		for name, n := range placement.Devices(&t) {
+			devices[name] = max(devices[name], n)
+		}
 	}
-	if most, known := s.byAddresses(); known && most < machines {
-		machines = most
-		milliCPU, bytes = min(milliCPU, machines*largest), min(bytes, machines*heaviest)
+	if most, known := s.byAddresses(); known && most < r.machines {
+		r.machines = most
+		r.milliCPU, r.bytes = min(r.milliCPU, most*largest), min(r.bytes, most*heaviest)
+		for name, n := range r.devices {
+			r.devices[name] = min(n, most*devices[name])
+		}
 	}
 	if s.Bounds.MemoryBytes > 0 {
-		bytes = min(bytes, s.Bounds.MemoryBytes-s.Use.MemoryBytes)
+		r.bytes = min(r.bytes, s.Bounds.MemoryBytes-s.Use.MemoryBytes)
 	}
-	return machines, milliCPU, bytes
+	return r
 }
 
 // byAddresses is how many machines more the node's subnets have addresses for. It is not known if one of them is not.
@@ -118,49 +135,64 @@ func (s Sizing) byAddresses() (machines int64, known bool) {
 	return machines, len(seen) > 0
 }
 
-// byQuota is how many machines more the node's classes have CPU for, and how much CPU and memory these have, in whole machines
+// byQuota is how many machines more the node's classes have CPU for, and what these have, in whole machines
 // of the type that has most of it. A class whose quota is not told bounds nothing, unless the cloud has refused a launch of it.
 // Service Quotas leaves out quotas that have no value applied. Source: github.com/aws/aws-cli, issue 6629.
-func (s Sizing) byQuota() (machines, milliCPU, bytes int64) {
+func (s Sizing) byQuota() (r room) {
 	unbounded := int64(mostPods)
 	for _, n := range s.Use.Machines {
 		unbounded -= n
 	}
 	unbounded = max(0, unbounded)
-	open := false
+	r.devices = map[corev1.ResourceName]int64{}
+	open, openDevices := false, map[corev1.ResourceName]int64{}
 	for c, types := range classes(s.Types) {
 		quota, told := s.Bounds.MilliCPU[c]
 		left, lately := s.Left[c]
 		most, refused := s.Most[c]
 		if !told && !lately && !refused {
 			open = true
+			for _, t := range types {
+				for name := range placement.Devices(&t) {
+					openDevices[name] = unbounded
+				}
+			}
 			continue
 		}
-		use, room := s.Use.MilliCPU[c], int64(math.MaxInt64)
+		use, free := s.Use.MilliCPU[c], int64(math.MaxInt64)
 		if told {
-			room = quota - use
+			free = quota - use
 		}
 		if lately {
-			room = min(room, left)
+			free = min(free, left)
 		}
-		var m, cpu, memory int64
+		of := room{devices: map[corev1.ResourceName]int64{}}
 		for _, t := range types {
 			each := max(1, t.MilliCPU)
-			n := max(0, room) / each
+			n := max(0, free) / each
 			if refused {
 				n = min(n, max(1, (most-use)/each))
 			}
 			if !told {
 				n = min(n, unbounded)
 			}
-			m, cpu, memory = max(m, n), max(cpu, n*t.MilliCPU), max(memory, n*t.MemoryBytes)
+			of.machines, of.milliCPU, of.bytes = max(of.machines, n), max(of.milliCPU, n*t.MilliCPU), max(of.bytes, n*t.MemoryBytes)
+			for name, has := range placement.Devices(&t) {
+				of.devices[name] = max(of.devices[name], n*has)
+			}
 		}
-		machines, milliCPU, bytes = machines+m, milliCPU+cpu, bytes+memory
+		r.machines, r.milliCPU, r.bytes = r.machines+of.machines, r.milliCPU+of.milliCPU, r.bytes+of.bytes
+		for name, n := range of.devices {
+			r.devices[name] += n
+		}
 	}
 	if open {
-		machines, milliCPU, bytes = max(machines, unbounded), max(milliCPU, unbounded*podMilliCPU), max(bytes, unbounded*podBytes)
+		r.machines, r.milliCPU, r.bytes = max(r.machines, unbounded), max(r.milliCPU, unbounded*podMilliCPU), max(r.bytes, unbounded*podBytes)
+		for name, n := range openDevices {
+			r.devices[name] = max(r.devices[name], n)
+		}
 	}
-	return machines, milliCPU, bytes
+	return r
 }
 
 // classes are the types of each class.

@@ -215,6 +215,36 @@ func TestTheCapacityOfANodeIsWhatCanBeLaunchedForIt(t *testing.T) {
 	}
 }
 
+func TestTheDevicesOfANodeAreThoseThatCanBeLaunched(t *testing.T) {
+	withGPUs := func(name string, cpus, gpus int64) catalog.InstanceType {
+		one := typeIn(name, "g and vt", cpus, 16, "a")
+		one.GPUs = []catalog.GPU{{Model: "T4", Count: gpus}}
+		return one
+	}
+	small, large := withGPUs("g4dn.xlarge", 4, 1), withGPUs("g4dn.12xlarge", 48, 4)
+	plain := typeIn("t3.small", "standard", 2, 2, "a")
+	quota := map[catalog.Class]int64{gpu: 96_000, standard: 64_000}
+	served := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2")}
+	for what, tc := range map[string]struct {
+		of   Sizing
+		want int64
+	}{
+		"as many as the quota buys":  {Sizing{Types: []catalog.InstanceType{small, large, plain}, Bounds: catalog.Bounds{MilliCPU: quota}}, 24},
+		"of the one that has fewer":  {Sizing{Types: []catalog.InstanceType{large}, Bounds: catalog.Bounds{MilliCPU: quota}}, 8},
+		"no type has any":            {Sizing{Types: []catalog.InstanceType{plain}, Bounds: catalog.Bounds{MilliCPU: quota}}, 0},
+		"a quota that is not told":   {Sizing{Types: []catalog.InstanceType{small, large}}, 1000},
+		"another that is not told":   {Sizing{Types: []catalog.InstanceType{large, plain}, Bounds: catalog.Bounds{MilliCPU: map[catalog.Class]int64{gpu: 48_000}}}, 4},
+		"addresses":                  {Sizing{Types: []catalog.InstanceType{small}, Bounds: catalog.Bounds{MilliCPU: quota, Machines: map[string]int64{"a": 3}}}, 3},
+		"and those that pods have":   {Sizing{Types: []catalog.InstanceType{large}, Bounds: catalog.Bounds{MilliCPU: quota}, Served: served, Needs: served}, 10},
+		"those that pods have alone": {Sizing{Served: served, Needs: served}, 2},
+	} {
+		list := tc.of.Capacity()
+		if got := list["nvidia.com/gpu"]; got.Value() != tc.want {
+			t.Errorf("%s: %s GPUs, want %d", what, got.String(), tc.want)
+		}
+	}
+}
+
 func TestAClassThatIsOfferedInSeveralSubnetsCountsOnce(t *testing.T) {
 	one := catalog.InstanceType{Name: "t", Family: "standard", MilliCPU: 2000, MemoryBytes: gibi, Offerings: []catalog.Offering{
 		{Subnet: "a"}, {Subnet: "b"}, {Subnet: "b", Dedicated: true}, {Subnet: "a", Reservation: "cr-1"},

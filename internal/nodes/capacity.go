@@ -205,7 +205,10 @@ func (z *sizing) setCapacity(s *served, sizing nodeplan.Sizing) {
 		z.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
 		return
 	}
-	sizing.Types = types
+	z.nodes.mu.Lock()
+	out := s.out
+	z.nodes.mu.Unlock()
+	sizing.Types = without(types, out)
 	found := sizing.Capacity()
 	z.nodes.mu.Lock()
 	s.found = found

@@ -131,7 +131,7 @@ func (g *changes) adopt(cfg *config.Config, entries []nodeplan.Entry, added []*s
 		g.nodes.mu.Lock()
 		s.entry, s.node = e, objects[s.name]
 		g.nodes.mu.Unlock()
-		s.short, s.leaving, s.deleted = shortage{}, time.Time{}, false
+		s.short, s.lacks, s.leaving, s.deleted = shortage{}, nil, time.Time{}, false
 		g.c.Log.Info("a virtual node has changed", "node", s.name, "offers", e.Limit().String(), "removed", e.Removed)
 	}
 	g.cells.NodesChanged()

@@ -23,6 +23,7 @@ type Controller struct {
 	removals  *removals
 	changes   *changes
 	sizing    *sizing
+	lacking   *lacking
 }
 
 // New makes what the API server sees of the nodes, and what answers it like their
@@ -90,7 +91,8 @@ func newController(n *Nodes, made Equipment) *Controller {
 		offers: n.offers,
 		cells:  made.Cells,
 	}
-	return &Controller{n.c, n, kubelets, keeping, following, removals, changes, sizing}
+	lacking := &lacking{nodes: n, cells: made.Cells, clock: n.c.Clock}
+	return &Controller{n.c, n, kubelets, keeping, following, removals, changes, sizing, lacking}
 }
 
 // open makes the kubelets and the objects of the nodes with which this process begins.
@@ -154,10 +156,10 @@ func (c *Controller) look(ctx context.Context) {
 				c.c.Log.Warn("a virtual node that was taken out is not gone yet, retrying", "node", s.name, "err", err)
 			}
 		case state == rightsHeld:
+			c.lacking.tell(s)                         // first: the object is to begin with what is known
 			if !kept && c.nodes.pods.Listed(s.name) { // else it would begin as not Ready
 				c.keeping.start(s)
 			}
-			c.tellShortage(s)
 		}
 	}
 }
@@ -182,23 +184,6 @@ func (s shortage) over() events.Event {
 		return events.NewNodeTakesPods(s.some)
 	}
 	return events.NewNodeHasCapacity()
-}
-
-// tellShortage marks a node for whose pods nothing can be launched.
-func (c *Controller) tellShortage(s *served) {
-	now, was := shortage{all: c.nodes.shortage(s)}, s.short
-	if now.all == "" {
-		now.some = c.nodes.turning(s)
-	}
-	s.short = now
-	s.node.Short(now.why())
-	switch {
-	case was == now:
-	case now != (shortage{}):
-		c.nodes.Event(s.name, events.NewNodeOutOfCapacity(now.why()))
-	default:
-		c.nodes.Event(s.name, was.over())
-	}
 }
 
 // Registered waits until it is known of each virtual node whether it is ours, or ctx ends.

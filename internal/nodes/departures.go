@@ -6,9 +6,11 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/go-logr/logr"
@@ -54,6 +56,42 @@ func (d *departures) Elsewhere(ctx context.Context, pod *corev1.Pod) (list []str
 		}
 	}
 	return list
+}
+
+// KeptAway returns why a pod that is on no node cannot be placed on any of Kip's that it may be on, where the cause is that these take
+// no pods for want of capacity; "" otherwise.
+func (d *departures) KeptAway(ctx context.Context, pod *corev1.Pod) (why string) {
+	all := d.nodes.all()
+	if !slices.ContainsFunc(all, func(s *served) bool { return d.nodes.awayOf(s) != "" }) {
+		return ""
+	}
+	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(d.log.Handler())
+	keepsAway := func(t *corev1.Taint) bool {
+		return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != node.ShortTaint
+	}
+	short := corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule}
+	if schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &short, false) {
+		return ""
+	}
+	for _, s := range all {
+		e, _ := d.nodes.entryOf(s.name)
+		there, err := d.reads.node(ctx, s.name, d.reads.again)
+		if err != nil || e.Removed || there.Spec.Unschedulable || node.Foreign(there, d.controllerID) != nil {
+			continue
+		}
+		_, bad := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false)
+		if fits, err := selects.Match(there); err != nil || !fits || bad {
+			continue
+		}
+		away := d.nodes.awayOf(s)
+		if away == "" {
+			return ""
+		}
+		if why == "" {
+			why = events.KeptAway(s.name, away)
+		}
+	}
+	return why
 }
 
 // mayBeLeft says that pods may leave a node which has nothing for them: one of spot alone, and

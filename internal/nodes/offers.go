@@ -155,10 +155,14 @@ func (f *offers) NodeWith(o cells.Offering) (name string, is bool) {
 
 // shortage is why nothing that a node offers can be launched now; "" where something can.
 func (f *offers) shortage(s *served) string {
-	entry, _ := f.nodes.entryOf(s.name)
-	if entry.Plain() {
+	if entry, _ := f.nodes.entryOf(s.name); entry.Plain() {
 		return "" // its pods are told one by one, as they ever were
 	}
+	return f.nothing(s)
+}
+
+// nothing is shortage of any node.
+func (f *offers) nothing(s *served) string {
 	types, _, err := f.ofNode(s.name)
 	if err != nil {
 		f.log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
@@ -176,7 +180,31 @@ func (f *offers) shortage(s *served) string {
 	if count == 0 {
 		return events.NothingSold
 	}
+	entry, _ := f.nodes.entryOf(s.name)
 	return events.NothingAvailable(count, entry.Limit().String())
+}
+
+// kindsOut are the kinds of what a node offers of which nothing can be launched now.
+func (f *offers) kindsOut(s *served) (kinds []string) {
+	types, _, err := f.ofNode(s.name)
+	if err != nil || len(f.shortages.List()) == 0 {
+		return nil
+	}
+	can := map[string]bool{}
+	for _, t := range types {
+		for _, o := range t.Offerings {
+			is := !f.shortages.Unavailable(offering.KeyOf(&t, &o))
+			for _, kind := range kindsOf(&t, &o) {
+				can[kind] = can[kind] || is
+			}
+		}
+	}
+	for kind, is := range can {
+		if !is {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
 }
 
 // mostNamed is how many of a list people are told.

@@ -71,11 +71,14 @@ type served struct {
 	left   time.Time           // when a pod last was to leave it, since it had nothing for that
 	// turnsLacks and leftLacks are what those pods lacked, for people.
 	turnsLacks, leftLacks string
+	out                   []string // kinds of what it offers that its capacity leaves out, since the cloud has none of them
+	away                  string   // why it takes no pods now, for people
 
 	// Of Controller.Keep.
-	short   shortage  // why it takes no pods now, as was told
-	leaving time.Time // since when it is cordoned and empty; zero if it is not
-	deleted bool      // its object is, since it was taken out
+	lacks   map[string]*lack // by kind
+	short   shortage         // why it takes no pods now, as was told
+	leaving time.Time        // since when it is cordoned and empty; zero if it is not
+	deleted bool             // its object is, since it was taken out
 }
 
 // rights are whether Kip may serve a node.
@@ -247,6 +250,13 @@ func (r *registry) rightsOf(s *served) rights {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return s.rights
+}
+
+// awayOf returns why a node takes no pods now; "" if it does.
+func (r *registry) awayOf(s *served) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return s.away
 }
 
 // LookSoon asks for a look at the nodes. It does not block.

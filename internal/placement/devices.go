@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,6 +72,35 @@ func devicesOf(t *catalog.InstanceType) (d devices) {
 		}
 	}
 	return d
+}
+
+// DeviceNames are the extended resources by which Devices counts, sorted.
+func DeviceNames() []corev1.ResourceName {
+	names := []corev1.ResourceName{resourceGPU}
+	for _, o := range otherDevices {
+		if o.kind != "" {
+			names = append(names, o.resource)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Devices returns how many of each extended resource a machine of a type has; nil for none.
+func Devices(t *catalog.InstanceType) map[corev1.ResourceName]int64 {
+	if len(t.GPUs)+len(t.Accelerators) == 0 {
+		return nil
+	}
+	has := map[corev1.ResourceName]int64{}
+	if n := gpusOf(t, "nvidia"); n > 0 {
+		has[resourceGPU] = n
+	}
+	for i, n := range devicesOf(t) {
+		if n > 0 {
+			has[otherDevices[i].resource] = n
+		}
+	}
+	return has
 }
 
 // gpusOf is how many GPUs of a maker a type has.

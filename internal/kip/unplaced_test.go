@@ -3,6 +3,7 @@ package kip
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -34,6 +35,9 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 			pod("tolerates", func(p *corev1.Pod) {
 				p.Spec.Tolerations = []corev1.Toleration{{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}}
 			}),
+			pod("waits", func(p *corev1.Pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			}),
 			pod("elsewhere", func(p *corev1.Pod) { p.Spec.NodeSelector[corev1.LabelHostname] = "other-0" }),
 			pod("of-no-kip", func(p *corev1.Pod) { p.Spec.NodeSelector = nil }),
 			pod("placed", func(p *corev1.Pod) { p.Spec.NodeName = "kip-0" }),
@@ -42,7 +46,7 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 		recorder := record.NewFakeRecorder(10)
 		l := &term{
 			process: &process{
-				Options: Options{NodeName: "kip-0", Log: silent},
+				Options: Options{NodeName: "kip-0", WebhookPort: 9443, Log: silent},
 				cfg:     &config.Config{},
 				clock:   clock.RealClock{},
 				api:     &apiServer{asKip: client},
@@ -51,7 +55,14 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- l.reportUntolerating(ctx) }()
+		var short atomic.Bool
+		keptAway := func(_ context.Context, pod *corev1.Pod) string {
+			if pod.Name == "waits" && short.Load() {
+				return "node kip-0-2 takes none"
+			}
+			return ""
+		}
+		go func() { ended <- l.reportUnplaced(ctx, keptAway) }()
 		told := func(want string) {
 			t.Helper()
 			synctest.Wait()
@@ -68,14 +79,26 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 		}
 		told("lacks")
 		told("")
-		<-l.clock.After(3 * untoleratingEvery)
+		<-l.clock.After(3 * unplacedEvery)
 		told("") // it was told of
 		if err := client.Tracker().Add(pod("later", func(*corev1.Pod) {})); err != nil {
 			t.Fatal(err)
 		}
-		<-l.clock.After(2 * untoleratingEvery)
+		<-l.clock.After(2 * unplacedEvery)
 		told("later")
 		told("")
+		for range 2 { // it is told of each shortage once
+			short.Store(true)
+			<-l.clock.After(3 * unplacedEvery)
+			synctest.Wait()
+			if e := <-recorder.Events; !strings.HasPrefix(e, "Warning NoCapacity ") || !strings.Contains(e, "node kip-0-2 takes none") {
+				t.Errorf("told %q", e)
+			}
+			told("")
+			short.Store(false)
+			<-l.clock.After(2 * unplacedEvery)
+			told("")
+		}
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
