@@ -563,6 +563,16 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 			change(w)
 		}
 	}
+	// near is a Service that keeps its traffic in the zone; so many of the ordinary node and Kip's have one.
+	near := func(zones int) func(*world) {
+		s := balancer("", nil)
+		s.Spec.Type, s.Spec.TrafficDistribution = corev1.ServiceTypeClusterIP, new(corev1.ServiceTrafficDistributionPreferSameZone)
+		return behind(s, func(w *world) {
+			for i := range zones {
+				metav1.SetMetaDataLabel(&w.nodes[i].ObjectMeta, corev1.LabelTopologyZone, "a")
+			}
+		})
+	}
 	nothing := func(*world) {}
 	deaf := func(w *world) { w.answers = false }
 	noDNS := func(w *world) { w.dns = nil }
@@ -721,6 +731,9 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"local traffic":         {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
 		"by address":            {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
 		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, wellknown.ComputeType) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
+		"no zone to keep to":    {installed, near(1), "Services", finding.Warning, "shop/front is to keep its traffic in the zone, and its pod web is on node kip-0", "docs/cluster.md"},
+		"a zone to keep to":     {installed, near(2), "Services", finding.OK, "no Service loses its zones", ""},
+		"no zones at all":       {installed, near(0), "Services", finding.OK, "no Service loses its zones", ""},
 		"no class, and no need": {installed, func(w *world) { w.classes = nil }, "StorageClass", finding.OK, "its store has its volume", ""},
 		"balanced":              {installed, behind(balancer("Cluster", nil), nothing), "Services", finding.OK, "no load balancer", ""},
 	})

@@ -37,7 +37,8 @@ func (k workloads) listOnOwn(ctx context.Context) []finding.Finding {
 // wellknown.ComputeType with the value fargate: docs/nodes-in-clouds.md.
 const annotationTargets = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 
-// services names load balancers that do not reach pods on cells: docs/networking.md, docs/nodes-in-clouds.md.
+// services names load balancers that do not reach pods on cells (docs/networking.md, docs/nodes-in-clouds.md), and Services that do not
+// keep their traffic near because of them.
 func (k workloads) services(ctx context.Context) []finding.Finding {
 	list, err := k.c.Cluster.Kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -46,7 +47,7 @@ func (k workloads) services(ctx context.Context) []finding.Finding {
 	var found []finding.Finding
 	for i := range list.Items {
 		s := &list.Items[i]
-		if s.Spec.Type != corev1.ServiceTypeLoadBalancer || len(s.Spec.Selector) == 0 {
+		if len(s.Spec.Selector) == 0 {
 			continue
 		}
 		of := labels.SelectorFromSet(s.Spec.Selector)
@@ -54,14 +55,41 @@ func (k workloads) services(ctx context.Context) []finding.Finding {
 		if n < 0 {
 			continue
 		}
-		if f := k.balances(s, &k.onOwn[n]); f != nil {
+		if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+			if f := k.balances(s, &k.onOwn[n]); f != nil {
+				found = append(found, *f)
+			}
+		}
+		if f := k.keepsNear(s, of); f != nil {
 			found = append(found, *f)
 		}
 	}
 	if found == nil {
-		found = one(finding.Fine("no load balancer of a Service is known not to reach its pods on cells"))
+		found = one(finding.Fine("no load balancer of a Service is known not to reach its pods on cells, and no Service loses its zones by them"))
 	}
 	return found
+}
+
+// keepsNear says that kube-proxy ignores the zones of a Service because of a pod on a node without a zone; nil if it does not:
+// docs/cluster.md.
+func (k workloads) keepsNear(s *corev1.Service, of labels.Selector) *finding.Finding {
+	if s.Spec.TrafficDistribution == nil && !strings.EqualFold(s.Annotations[corev1.AnnotationTopologyMode], "auto") {
+		return nil
+	}
+	if !slices.ContainsFunc(k.nodes, func(n corev1.Node) bool { return n.Labels[corev1.LabelTopologyZone] != "" }) {
+		return nil
+	}
+	n := slices.IndexFunc(k.onOwn, func(p corev1.Pod) bool {
+		return p.Namespace == s.Namespace && of.Matches(labels.Set(p.Labels)) && k.nodeOf(&p).Labels[corev1.LabelTopologyZone] == ""
+	})
+	if n < 0 {
+		return nil
+	}
+	f := finding.Warn("give each of nodes one zone in provider.yaml: docs/cluster.md, Services that keep traffic near",
+		"Service %s/%s is to keep its traffic in the zone, and its pod %s is on node %s, which has no zone: "+
+			"kube-proxy then ignores the zones of all its pods",
+		s.Namespace, s.Name, k.onOwn[n].Name, k.onOwn[n].Spec.NodeName)
+	return &f
 }
 
 // balances says what is wrong with a load balancer over a pod on a cell; nil for nothing.
