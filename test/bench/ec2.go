@@ -22,16 +22,36 @@ import (
 // What the account of onEC2 has.
 const (
 	ec2Key, ec2VPC, ec2Subnet, ec2Zone, ec2Type = "AKIABENCH", "vpc-1", "subnet-1", "us-east-1a", "t3.micro"
+	ec2Price                                    = 0.0104           // dollars an hour
 	ec2Refills                                  = 10 * time.Second // of the buckets, after one launch
 )
 
 // onEC2 measures a burst of pods of one kind on a model of EC2's API that has the account's
 // documented limits (sim.EC2), and what calls Kip makes until all are launched.
 func onEC2(ctx context.Context) (err error) {
-	var model *ec2.Model
-	s, err := sell(ctx, harness.Options{
-		Name:   "kipec20",
-		CIDR:   "10.116.0.0/16",
+	s, model, err := startOnEC2(ctx, "kipec20", "10.116.0.0/16")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	// A store that has launched nothing waits for lists that show that nothing was.
+	if _, err := s.create(ctx, "first", 1); err != nil {
+		return err
+	}
+	if err := s.running(ctx, 1); err != nil {
+		return err
+	}
+	if err := harness.Sleep(ctx, ec2Refills); err != nil {
+		return err
+	}
+	return s.launchedOnEC2(ctx, model)
+}
+
+// startOnEC2 starts a world whose Kip launches hollow cells by that model.
+func startOnEC2(ctx context.Context, name, cidr string) (s *simulated, model *ec2.Model, err error) {
+	s, err = sell(ctx, harness.Options{
+		Name:   name,
+		CIDR:   cidr,
 		Stderr: os.Stderr,
 		Fsync:  true,
 	}, seller{
@@ -48,7 +68,7 @@ func onEC2(ctx context.Context) (err error) {
 					MilliCPU:    2000,
 					MemoryBytes: 1 << 30,
 					Arch:        "amd64",
-					Offerings:   []catalog.Offering{{Zone: ec2Zone, Subnet: ec2Subnet, PricePerHour: 0.0104}},
+					Offerings:   []catalog.Offering{{Zone: ec2Zone, Subnet: ec2Subnet, PricePerHour: ec2Price}},
 				}}},
 				Subnets:  []ec2.Subnet{{ID: ec2Subnet, VPC: ec2VPC, Zone: ec2Zone, Public: true, MapPublic: true}},
 				Images:   []ec2.Image{{ID: "ami-1", Name: "cell-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 4}},
@@ -71,21 +91,7 @@ func onEC2(ctx context.Context) (err error) {
 			cells["defaultInstanceType"], cells["bootImageSpec"] = ec2Type, map[string]any{"name": "cell-*"}
 		},
 	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.stop()) }()
-	// A store that has launched nothing waits for lists that show that nothing was.
-	if _, err := s.create(ctx, "first", 1); err != nil {
-		return err
-	}
-	if err := s.running(ctx, 1); err != nil {
-		return err
-	}
-	if err := harness.Sleep(ctx, ec2Refills); err != nil {
-		return err
-	}
-	return s.launchedOnEC2(ctx, model)
+	return s, model, err
 }
 
 // launchedOnEC2 measures pods that are all bound when Kip first looks: from its first sight of

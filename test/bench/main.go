@@ -44,7 +44,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, ec2, nodes, boot, peers; default all")
+	only := flag.String("only", "", "parts to measure, separated by commas: real, scale, ec2, jobs, nodes, boot, peers; default all")
 	cells := flag.Int("cells", 10_000, "how many hollow cells the part scale keeps alive")
 	pairs := flag.Int("pairs", 3, "how many times the part peers measures Kip and Karpenter, in turns")
 	flag.Parse()
@@ -67,6 +67,7 @@ func main() {
 		{"real", real},
 		{"scale", func(ctx context.Context) error { return scale(ctx, *cells) }},
 		{"ec2", onEC2},
+		{"jobs", jobs},
 		{"nodes", nodes},
 		{"boot", boot},
 		{"peers", func(ctx context.Context) error { return peers(ctx, *pairs) }},
