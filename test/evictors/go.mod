@@ -4,7 +4,7 @@ module github.com/elotl/kip/test/evictors
 
 go 1.26.8
 
-// The module kubevirt.io/client-go, of the descheduler, names v0.31.0, which there is not.
+// What the descheduler requires includes v0.31.0, which does not exist. Its own go.mod replaces it, too.
 replace k8s.io/kube-openapi => k8s.io/kube-openapi v0.0.0-20260520065146-aa012df4f4af
 
 tool (
