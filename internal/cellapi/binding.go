@@ -83,7 +83,9 @@ type boundPod struct {
 	copies copies
 	// reserved is what static pods of the kubelet ask for.
 	reserved corev1.ResourceList
-	kept     bool // the cell hears no more of its pod's deletion
+	// drivers are the CSI drivers of the pod's volumes whose plugins run beside it.
+	drivers []string
+	kept    bool // the cell hears no more of its pod's deletion
 }
 
 // Bind shows the cell its pod, from now on and for good. A second call for the same
@@ -132,11 +134,12 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 	return nil
 }
 
-// Reserve notes what static pods of the cell's kubelet ask for, of which this API has no objects. It is called before Bind.
-func (c *boundPod) Reserve(requests corev1.ResourceList) {
+// Reserve notes what static pods of the cell's kubelet ask for, of which this API has no objects, and the CSI drivers of the pod's
+// volumes whose plugins run beside it. It is called before Bind.
+func (c *boundPod) Reserve(requests corev1.ResourceList, drivers []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reserved = requests
+	c.reserved, c.drivers = requests, drivers
 }
 
 // KeepPod has the cell hear no more that its pod is deleted or gone: its kubelet then keeps the file systems of the containers, and

@@ -127,7 +127,7 @@ func (c *boundPod) seeCopies() {
 		c.copies.know()
 		return
 	}
-	wanted := sets.beside(c.as.name, b.current)
+	wanted := slices.DeleteFunc(sets.beside(c.as.name, b.current), func(set *setPod) bool { return !set.terms.Serves(c.drivers) })
 	// The older first: a new process of Kip is to let in what runs, not what was left out for it.
 	slices.SortStableFunc(wanted, func(a, b *setPod) int { return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time) })
 	c.pods.Keep(podHistory * (1 + min(len(wanted), daemonsets.MostCopies))) // all may change at once

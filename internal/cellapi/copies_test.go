@@ -173,6 +173,20 @@ func TestACopyIsTheSetsOwnPodWithTheStatusOfItsCell(t *testing.T) {
 	}
 }
 
+func TestASetWithANodePluginRunsBesidePodsWithItsVolumes(t *testing.T) {
+	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Drivers: []string{"secrets.example.com"}})
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	for id, drivers := range map[string][]string{"c1": {"nfs.example.com", "secrets.example.com"}, "c2": {"nfs.example.com"}, "c3": nil} {
+		c := newMachine(t, id).joinReady(h)
+		c.Reserve(nil, drivers)
+		h.bindNew(c, podOn("web-"+id))
+	}
+	eventually(t, "it runs beside the one", func() bool { return len(h.server.Copies(set.UID)) > 0 })
+	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Cell != "c1" {
+		t.Errorf("it runs on %+v", all)
+	}
+}
+
 func TestWhatIsASetsIsNoOthers(t *testing.T) {
 	ctx := context.Background()
 	quiet, err := labels.Parse("logs=none")
@@ -346,7 +360,7 @@ func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
 			m := newMachine(t, "c1")
 			c := m.joinReady(h)
 			if name == "more than static pods leave" {
-				c.Reserve(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")})
+				c.Reserve(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")}, nil)
 			}
 			h.bindNew(c, pod)
 			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())

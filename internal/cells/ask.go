@@ -47,7 +47,7 @@ func (a *asking) putDisks(ctx context.Context, e *entry, s agentSession, ids []s
 func (a *asking) putPlugins(ctx context.Context, e *entry, s agentSession, list []Plugin) error {
 	plugins := make([]agentapi.Plugin, len(list))
 	for i, p := range list {
-		plugins[i] = agentapi.Plugin(p)
+		plugins[i] = agentapi.Plugin{Driver: p.Driver, Pod: p.Pod}
 	}
 	return a.ask(ctx, e, s, func(ctx context.Context, agent agentapi.Client) error { return agent.PutPlugins(ctx, plugins) })
 }

@@ -54,7 +54,7 @@ func (e *entry) show() error {
 	if e.shown || cell.Phase != apiv1.Bound && cell.Phase != apiv1.Draining {
 		return nil
 	}
-	e.api.Reserve(pluginRequests(cell.Plugins))
+	e.api.Reserve(pluginRequests(cell.Plugins), driversBeside(cell.Plugins))
 	err := e.api.Bind(cell.Pod.Namespace, cell.Pod.Name, cell.Pod.UID)
 	e.shown = err == nil
 	return err

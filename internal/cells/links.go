@@ -46,7 +46,7 @@ type APIs interface {
 type API interface {
 	http.Handler
 	Bind(namespace, name string, uid types.UID) error
-	Reserve(requests corev1.ResourceList)
+	Reserve(requests corev1.ResourceList, drivers []string)
 	KeepPod()
 	NodeReady() <-chan struct{}
 	LastHeartbeat() time.Time

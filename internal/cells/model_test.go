@@ -260,7 +260,7 @@ func (l *modelLink) LastHeartbeat() time.Time {
 	return l.heard
 }
 
-func (l *modelLink) Reserve(corev1.ResourceList) {}
+func (l *modelLink) Reserve(corev1.ResourceList, []string) {}
 
 // KeepPod notes that the kubelet hears no more of its pod.
 func (l *modelLink) KeepPod() {

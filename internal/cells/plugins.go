@@ -20,8 +20,10 @@ import (
 // changes: a mount may live in the plugin's processes.
 type Plugin struct {
 	Driver string `json:"driver"`
+	// Beside says that the plugin runs as a copy of its DaemonSet's pod: Pod is empty.
+	Beside bool `json:"beside,omitempty"`
 	// Pod is the static pod, as in agentapi.Plugin.
-	Pod json.RawMessage `json:"pod"`
+	Pod json.RawMessage `json:"pod,omitempty"`
 }
 
 // pluginSilence is how long a plugin may take to register before its pod is
@@ -45,20 +47,20 @@ type pluginsState struct {
 // prepare gives a ready cell its plugins, before its kubelet sees the pod. It is done
 // when the kubelet knows their drivers.
 func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell, state := e.cell(), s.cells.of(e)
-	if len(cell.Plugins) == 0 || state.known {
+	static, state := staticPlugins(e.cell().Plugins), s.cells.of(e)
+	if len(static) == 0 || state.known {
 		return done, nil
 	}
 	if !e.session.connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}
 	if session := e.session; state.sent.IsZero() {
-		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
+		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
 		if errors.Is(err, errUnderWay) {
 			return progress{}, err
 		}
 		if err != nil {
-			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
+			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(static), err))
 			return progress{}, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
 		state.sent = s.loop.clock.Now()
@@ -66,7 +68,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
 	registered, known := e.api.CSIDrivers()
-	missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
+	missing := slices.DeleteFunc(slices.Clone(static), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
 	if known && len(missing) > 0 {
 		trouble := e.api.PluginTrouble()
 		if trouble == "" && s.loop.clock.Since(state.sent) >= pluginSilence {
@@ -80,6 +82,21 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	state.known = true
 	s.waits.clear(ctx, e)
 	return done, nil
+}
+
+// staticPlugins are those of a list that the agent runs. For the others the pod waits as it does for what runs beside it.
+func staticPlugins(list []Plugin) []Plugin {
+	return slices.DeleteFunc(slices.Clone(list), func(p Plugin) bool { return p.Beside })
+}
+
+// driversBeside are the drivers of a list whose plugins run as copies of a DaemonSet's pod.
+func driversBeside(list []Plugin) (names []string) {
+	for _, p := range list {
+		if p.Beside {
+			names = append(names, p.Driver)
+		}
+	}
+	return names
 }
 
 // pluginRequests are what the pods of plugins ask for together. What cannot be read asks for nothing: the agent refuses it.

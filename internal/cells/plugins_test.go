@@ -218,3 +218,43 @@ func TestAPluginThatNeverRegistersIsTold(t *testing.T) {
 		}
 	})
 }
+
+// What runs beside the pod is shown to the kubelet with it.
+func TestAPluginBesideThePodIsNotTheAgentsButItsVolumesAreFreed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plugins []Plugin
+		want    []string
+	}{
+		"alone": {[]Plugin{{Driver: "secrets", Beside: true}}, []string{"shown", "asked to let go", "agent has []"}},
+		"with another": {
+			[]Plugin{{Driver: "secrets", Beside: true}, {Driver: "nfs", Pod: json.RawMessage(`{"a":1}`)}},
+			[]string{`agent has [nfs {"a":1}]`, "shown", "asked to let go", "agent has []"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
+				r := nano("a")
+				r.Plugins = tc.plugins
+				if _, err := b.cells.Request(b.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+				b.later(10 * time.Second)
+				if got := b.phase("a"); got != apiv1.Bound {
+					t.Fatalf("the cell is %s; it was said %q", got, b.said())
+				}
+				p.mu.Lock()
+				p.mounted = true
+				p.mu.Unlock()
+				b.cells.Release(ref("a").UID, "done", true)
+				b.later(5 * time.Second)
+				p.mu.Lock()
+				p.mounted = false
+				p.mu.Unlock()
+				b.later(10 * time.Second)
+				if got := p.done(); !slices.Equal(got, tc.want) {
+					t.Errorf("done %q: want %q", got, tc.want)
+				}
+			})
+		})
+	}
+}

@@ -339,6 +339,7 @@ type Price struct {
 type CSIDriver struct {
 	Name      string `key:"name" doc:"Name of the driver, such as nfs.csi.k8s.io. Required."`
 	DaemonSet string `key:"daemonSet" doc:"The DaemonSet with its node plugin, as namespace/name. Required."`
+	Beside    bool   `key:"beside" default:"false" doc:"Run the plugin as a copy of the DaemonSet's own pod, as cells.daemonSets does, with its service account, Secrets and ConfigMaps: for plugins that ask the Kubernetes API. false: as a static pod, without these."`
 }
 
 // DaemonSet names DaemonSets that run beside pods on their cells.

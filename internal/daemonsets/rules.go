@@ -20,6 +20,8 @@ const Annotation = placement.AnnotationBesidePods
 
 // Entry names sets that run beside pods: cells.daemonSets. What is empty narrows nothing.
 type Entry struct {
+	// By is what says so, for people. Default: cells.daemonSets with the entry's place in the list.
+	By        string
 	Namespace string
 	Name      string
 	Selector  labels.Selector // of the labels of the set's pods
@@ -30,6 +32,9 @@ type Entry struct {
 	MaxDelay time.Duration
 	// Linger is how long a cell goes on after its pod has ended, until the copy has ended, too.
 	Linger time.Duration
+	// Drivers are the CSI drivers whose node plugins the set has: it runs beside pods with volumes of one of them, and no
+	// others. None for a set that has none.
+	Drivers []string
 }
 
 // Rules say which sets run beside which pods. A nil *Rules is none.
@@ -50,6 +55,7 @@ type Terms struct {
 	pods       labels.Selector
 	namespaces []string // none for all
 	unnamed    bool     // by annotation, and in the machine's network
+	drivers    []string // none for any pod
 	MaxDelay   time.Duration
 	Linger     time.Duration
 }
@@ -79,9 +85,10 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 		if (e.Namespace == "" || e.Namespace == set.Namespace) && (e.Name == "" || e.Name == name) &&
 			(e.Selector == nil || e.Selector.Matches(labels.Set(set.Labels))) {
 			return Terms{
-				By:         fmt.Sprintf("cells.daemonSets[%d]", i),
+				By:         cmp.Or(e.By, fmt.Sprintf("cells.daemonSets[%d]", i)),
 				pods:       e.Pods,
 				namespaces: e.Namespaces,
+				drivers:    e.Drivers,
 				MaxDelay:   e.MaxDelay,
 				Linger:     e.Linger,
 			}, true, nil
@@ -105,6 +112,11 @@ func (t Terms) Beside(pod *corev1.Pod) bool {
 	}
 	return (len(t.namespaces) == 0 || slices.Contains(t.namespaces, pod.Namespace)) &&
 		(t.pods == nil || t.pods.Matches(labels.Set(pod.Labels)))
+}
+
+// Serves reports whether a set with these terms runs beside a pod with volumes of these drivers.
+func (t Terms) Serves(drivers []string) bool {
+	return len(t.drivers) == 0 || slices.ContainsFunc(t.drivers, func(d string) bool { return slices.Contains(drivers, d) })
 }
 
 // NotGrantedError says that a set asks by annotation to run beside pods, and may not.

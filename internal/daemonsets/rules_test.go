@@ -173,3 +173,23 @@ func TestHowCopiesFareTogether(t *testing.T) {
 		}
 	}
 }
+
+func TestASetWithANodePluginServesPodsWithVolumesOfItsDrivers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		entry   Entry
+		volumes []string // the drivers of the pod's
+		serves  bool
+		by      string
+	}{
+		"its driver":      {Entry{By: "cells.csiDrivers[1]", Drivers: []string{"a", "b"}}, []string{"x", "b"}, true, "cells.csiDrivers[1]"},
+		"another's":       {Entry{By: "cells.csiDrivers[1]", Drivers: []string{"a", "b"}}, []string{"x"}, false, "cells.csiDrivers[1]"},
+		"no volumes":      {Entry{By: "cells.csiDrivers[1]", Drivers: []string{"a", "b"}}, nil, false, "cells.csiDrivers[1]"},
+		"a set of others": {Entry{}, nil, true, "cells.daemonSets[0]"},
+	} {
+		tc.entry.Namespace = "logging"
+		terms, runs, err := New([]Entry{tc.entry}, nil).Of(setPod())
+		if err != nil || !runs || terms.By != tc.by || terms.Serves(tc.volumes) != tc.serves {
+			t.Errorf("%s: %t, %q, %t (%v)", name, runs, terms.By, terms.Serves(tc.volumes), err)
+		}
+	}
+}

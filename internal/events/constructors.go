@@ -366,7 +366,11 @@ const PluginsNotRegistered = "they have not registered with its kubelet"
 // NewPluginsNotRunning is about a pod whose cell does not run the node plugins of CSI drivers yet: why is what the cell reports, or
 // [PluginsNotRegistered].
 func NewPluginsNotRunning(drivers, why string) Event {
-	return warn(csiDriverNotReady, "The pod waits until the node plugins of %s run on its cell: %s", drivers, why)
+	hint := ""
+	if strings.HasPrefix(why, "BackOff: ") {
+		hint = ". A plugin that asks the Kubernetes API needs beside: true in cells.csiDrivers, since its static pod has no service account"
+	}
+	return warn(csiDriverNotReady, "The pod waits until the node plugins of %s run on its cell: %s%s", drivers, why, hint)
 }
 
 // NewVolumesAttached is about a pod whose cell has its disks.

@@ -15,13 +15,14 @@ import (
 // csiDrivers are those whose node plugins run on cells. Nodes may read CSIDrivers,
 // but no DaemonSets.
 func (api *apiServer) csiDrivers(cfg *config.Config) volumes.Drivers {
-	sets := map[string]cache.ObjectName{}
+	sets, beside := map[string]cache.ObjectName{}, map[string]bool{}
 	for _, d := range cfg.Cells.CSIDrivers {
 		namespace, name, _ := strings.Cut(d.DaemonSet, "/")
-		sets[d.Name] = cache.NewObjectName(namespace, name)
+		sets[d.Name], beside[d.Name] = cache.NewObjectName(namespace, name), d.Beside
 	}
 	return volumes.Drivers{
 		DaemonSets: sets,
+		Beside:     beside,
 		CSIDriver: func(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
 			return api.asNode.StorageV1().CSIDrivers().Get(ctx, name, metav1.GetOptions{})
 		},

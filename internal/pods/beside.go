@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -231,6 +232,37 @@ func (s *besides) delaying(pod *corev1.Pod, sets []*corev1.Pod, now time.Time) (
 		}
 	}
 	return list, until
+}
+
+// serving are those of the sets that run beside a pod whose volumes need this.
+func (s *besides) serving(sets []*corev1.Pod, needs volumes.Needs) (list []*corev1.Pod) {
+	var drivers []string
+	for _, p := range needs.Plugins {
+		if p.Beside {
+			drivers = append(drivers, p.Driver)
+		}
+	}
+	for _, set := range sets {
+		if terms, runs, _ := s.rules.Of(set); runs && terms.Serves(drivers) {
+			list = append(list, set)
+		}
+	}
+	return list
+}
+
+// unserved returns a *volumes.NotReadyError where a plugin is to run beside a pod, and its DaemonSet has no pod on the pod's node: the
+// pod's machine would wait for it in vain.
+func (s *besides) unserved(pod *corev1.Pod, needs volumes.Needs) error {
+	for _, p := range needs.Plugins {
+		if !p.Beside || s.rules == nil || slices.ContainsFunc(s.copies.SetsBeside(pod), func(set *corev1.Pod) bool {
+			return set.Namespace == p.DaemonSet.Namespace && apiv1.DaemonSetOf(set).Name == p.DaemonSet.Name
+		}) {
+			continue
+		}
+		return &volumes.NotReadyError{Volume: p.Volume, Why: fmt.Sprintf("DaemonSet %s with the node plugin of CSI driver %s has no pod "+
+			"on the pod's node that can run beside it: it must tolerate the node's taints", p.DaemonSet, p.Driver)}
+	}
+	return nil
 }
 
 // copiesGather is how long changes of a pod's copies are gathered: all cells tell of an update at once.

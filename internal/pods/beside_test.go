@@ -10,10 +10,12 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 )
 
 // copiesOf are what cells run beside their pods, as a test says.
@@ -263,6 +265,33 @@ func TestNoPodIsPlacedBeforeTheDaemonSetsAreKnown(t *testing.T) {
 	}
 }
 
+// pluginOf is what a pod needs with a volume of a driver whose plugin DaemonSet logs has.
+func pluginOf(driver string) volumes.Needs {
+	return volumes.Needs{Plugins: []volumes.Plugin{{Driver: driver, Beside: true, DaemonSet: cache.NewObjectName("ns", "logs"), Volume: "v"}}}
+}
+
+func TestAPodWaitsForTheDaemonSetWithItsPlugin(t *testing.T) {
+	h := newHarness(t)
+	copies := &copiesOf{has: true}
+	h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns", Drivers: []string{"a"}}))
+	h.needs = pluginOf("a")
+	h.put(pod("a"))
+	h.must("a")
+	if _, has := h.cells.ForPod("uid-a"); has {
+		t.Error("the pod has a cell, on which no plugin runs")
+	}
+	if why := h.c.Waiting("uid-a"); !strings.Contains(why, "DaemonSet ns/logs with the node plugin of CSI driver a has no pod") {
+		t.Errorf("it waits for %q", why)
+	}
+	copies.sets = []*corev1.Pod{pod("s", daemon)}
+	h.must("a")
+	h.clock.Step(time.Hour)
+	h.must("a")
+	if _, has := h.cells.ForPod("uid-a"); !has {
+		t.Errorf("the pod has no cell; it waits for %q", h.c.Waiting("uid-a"))
+	}
+}
+
 func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 	asks := func(cpu string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -281,6 +310,8 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 		offers []offer
 		grants Grants
 		beyond string // the budget
+		driver string // whose plugin the set has
+		needs  volumes.Needs
 		want   string
 		events []string
 	}{
@@ -294,11 +325,23 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 			grants: Grants{Namespaces: []NamespaceGrants{{Namespace: "ns", InstanceTypes: []string{"small"}}}},
 		},
 		"it is over the budget": {offers: []offer{small, large}, beyond: "large", want: "small"},
+		"it serves volumes that the pod has": {
+			offers: []offer{small, large}, driver: "a", needs: pluginOf("a"),
+			want: "large", events: []string{"Normal CellRequested"},
+		},
+		"it serves others": {
+			offers: []offer{small, large}, driver: "b", needs: pluginOf("a"),
+			want: "small", events: []string{"Normal CellRequested"},
+		},
 	} {
 		h := newHarness(t)
 		h.cells.beyond = tc.beyond
-		set := pod("s", daemon, asks("250m"))
-		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{set, pod("t", daemon)}}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+		set, entry := pod("s", daemon, asks("250m")), daemonsets.Entry{Namespace: "ns"}
+		if tc.driver != "" {
+			entry.Drivers = []string{tc.driver}
+		}
+		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{set, pod("t", daemon)}}, besideRules(entry))
+		h.needs = tc.needs
 		h.restarted(func(c *Config) { c.Grants = tc.grants })
 		h.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
 			for _, o := range tc.offers {

@@ -63,6 +63,9 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 		if c.volumes, err = s.volumes.Needs(ctx, pod); err != nil {
 			return c, err
 		}
+		if err := s.beside.unserved(pod, c.volumes); err != nil {
+			return c, err
+		}
 	}
 	c.sets = s.beside.sets(pod)
 	c.Request, err = s.chooseWith(ctx, pod, c.volumes, c.sets)
@@ -130,7 +133,7 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volume
 		}
 	}
 	lacked, placed := s.history.get(pod.UID).lacked, withVolumes(pod, needs)
-	for _, set := range sets {
+	for _, set := range s.beside.serving(sets, needs) {
 		placed = placement.With(placed, resourcehelper.PodRequests(set, resourcehelper.PodResourcesOptions{}))
 	}
 	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)

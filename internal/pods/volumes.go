@@ -144,7 +144,7 @@ func withVolumes(pod *corev1.Pod, needs volumes.Needs) *corev1.Pod {
 func pluginsOf(needs volumes.Needs) []cells.Plugin {
 	var plugins []cells.Plugin
 	for _, p := range needs.Plugins {
-		plugins = append(plugins, cells.Plugin{Driver: p.Driver, Pod: p.Pod})
+		plugins = append(plugins, cells.Plugin{Driver: p.Driver, Beside: p.Beside, Pod: p.Pod})
 	}
 	return plugins
 }

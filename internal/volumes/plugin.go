@@ -20,6 +20,11 @@ import (
 // Plugin is the node plugin of a CSI driver, as a cell runs it.
 type Plugin struct {
 	Driver string
+	// Beside says that it runs as a copy of the pod of DaemonSet, and has no static pod.
+	Beside    bool
+	DaemonSet cache.ObjectName
+	// Volume is one that is of the driver.
+	Volume string
 	// Pod is the static pod of the cell's kubelet, JSON.
 	Pod []byte
 	// Requests is what the plugin takes of the machine.
@@ -30,6 +35,8 @@ type Plugin struct {
 type Drivers struct {
 	// DaemonSets are those that ship the plugins, by the drivers' names.
 	DaemonSets map[string]cache.ObjectName
+	// Beside has the drivers whose plugins run as copies of the DaemonSet's own pod.
+	Beside map[string]bool
 	// CSIDriver and DaemonSet read one object.
 	CSIDriver func(ctx context.Context, name string) (*storagev1.CSIDriver, error)
 	DaemonSet func(ctx context.Context, name cache.ObjectName) (*appsv1.DaemonSet, error)
@@ -69,6 +76,9 @@ func (d Drivers) plugin(ctx context.Context, volume, driver string) (Plugin, err
 				fmt.Sprintf("there is no DaemonSet %s with the node plugin of CSI driver %s: see cells.csiDrivers in provider.yaml", name, driver)}
 	case err != nil:
 		return Plugin{}, fmt.Errorf("read DaemonSet %s: %w", name, err)
+	}
+	if d.Beside[driver] {
+		return Plugin{Driver: driver, Beside: true, DaemonSet: name, Volume: volume}, nil
 	}
 	pod, err := staticPod(driver, set)
 	if err != nil {
@@ -126,7 +136,7 @@ func withoutAPI(v *corev1.Volume) error {
 	optional := func(o *bool) bool { return o != nil && *o }
 	empty := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	refused := func(what string) error {
-		return fmt.Errorf("has a volume %s of %s, and plugins on cells are given nothing of the Kubernetes API", v.Name, what)
+		return fmt.Errorf("has a volume %s of %s, and a static pod has nothing of the Kubernetes API: see beside in cells.csiDrivers", v.Name, what)
 	}
 	switch kind := kindOf(v.VolumeSource); {
 	case v.Secret != nil && optional(v.Secret.Optional), v.ConfigMap != nil && optional(v.ConfigMap.Optional):
@@ -169,13 +179,13 @@ func withoutReferences(c *corev1.Container) error {
 			env = append(env, e)
 		case from.SecretKeyRef != nil && !optional(from.SecretKeyRef.Optional), from.ConfigMapKeyRef != nil &&
 			!optional(from.ConfigMapKeyRef.Optional):
-			return fmt.Errorf("has the variable %s of container %s from a Secret or ConfigMap, and plugins on cells are given nothing of the Kubernetes API", e.Name, c.Name)
+			return fmt.Errorf("has the variable %s of container %s from a Secret or ConfigMap, and a static pod has nothing of the Kubernetes API: see beside in cells.csiDrivers", e.Name, c.Name)
 		}
 	}
 	c.Env = env
 	for _, e := range c.EnvFrom {
 		if e.SecretRef != nil && !optional(e.SecretRef.Optional) || e.ConfigMapRef != nil && !optional(e.ConfigMapRef.Optional) {
-			return fmt.Errorf("has variables of container %s from a Secret or ConfigMap, and plugins on cells are given nothing of the Kubernetes API", c.Name)
+			return fmt.Errorf("has variables of container %s from a Secret or ConfigMap, and a static pod has nothing of the Kubernetes API: see beside in cells.csiDrivers", c.Name)
 		}
 	}
 	c.EnvFrom = nil

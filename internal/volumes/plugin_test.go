@@ -214,3 +214,21 @@ func TestAPluginIsAStaticPodThatAsksTheAPINothing(t *testing.T) {
 		}
 	}
 }
+
+// The set's own pod has what its manifest names.
+func TestAPluginBesideThePodMayAskTheAPI(t *testing.T) {
+	set := daemonSet(func(s *corev1.PodSpec) {
+		s.Volumes[0].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys"}}
+	})
+	drivers := of(set, driver(ptr.To(false)))
+	drivers.Beside = map[string]bool{"nfs.csi.k8s.io": true}
+	got, err := drivers.plugin(t.Context(), "v", "nfs.csi.k8s.io")
+	if err != nil || !got.Beside || got.DaemonSet.String() != "sys/nfs-node" || got.Volume != "v" || got.Pod != nil || got.Requests != nil {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	drivers = of(nil, driver(ptr.To(false)))
+	drivers.Beside = map[string]bool{"nfs.csi.k8s.io": true}
+	if _, err := drivers.plugin(t.Context(), "v", "nfs.csi.k8s.io"); err == nil || !strings.Contains(err.Error(), "there is no DaemonSet sys/nfs-node") {
+		t.Errorf("without its DaemonSet: %v", err)
+	}
+}

@@ -22,6 +22,8 @@ import (
 const (
 	// attributeServer of a volume is the URL of its server. Required.
 	attributeServer = "server"
+	// publishedFile has a line for each time that a kubelet published a volume, with what the driver was answered by the API.
+	publishedFile = "published"
 	// contentFile has what is on the server; the rest of a volume says what the
 	// driver was told.
 	contentFile = "content"
@@ -33,6 +35,7 @@ type driver struct {
 	csi.UnimplementedNodeServer
 	name, node string
 	state      string // folder: whose volumes are where
+	answer     string // what the Kubernetes API said, if it was asked
 }
 
 func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -68,7 +71,10 @@ func (d *driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolume
 func (d *driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	resp := &csi.NodePublishVolumeResponse{}
 	if r.StagingTargetPath == "" {
-		return resp, d.fetch(ctx, r.VolumeId, r.TargetPath, r.VolumeContext, r.Secrets)
+		if err := d.fetch(ctx, r.VolumeId, r.TargetPath, r.VolumeContext, r.Secrets); err != nil {
+			return nil, err
+		}
+		return resp, d.published(r.TargetPath)
 	}
 	if err := tell(r.StagingTargetPath, r.VolumeContext, r.Secrets); err != nil {
 		return nil, err
@@ -129,6 +135,16 @@ func (d *driver) fetch(ctx context.Context, volume, dir string, attributes, secr
 		return err
 	}
 	return tell(dir, attributes, secrets)
+}
+
+// published notes that a volume was published, in it.
+func (d *driver) published(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, publishedFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, "published", d.answer)
+	return errors.Join(err, f.Close())
 }
 
 // giveBack writes what a pod has made of a volume to its server, and unmounts it.

@@ -9,12 +9,17 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"flag"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -29,12 +34,17 @@ func main() {
 	socket := flag.String("socket", "", "`file` on which it is served, or found")
 	register := flag.String("register", "", "register the driver, by a socket in this `folder`, instead of serving it")
 	kubelet := flag.String("kubelet-socket", "", "`file` of the driver's socket as the kubelet sees it; with -register")
+	path := flag.String("ask", "", "`path` of the Kubernetes API to ask with the pod's service account, before the driver is served")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	err := func() error {
 		if *register == "" {
-			d := &driver{name: *name, node: os.Getenv("NODE_NAME"), state: filepath.Dir(*socket)}
+			answer, err := askAPI(ctx, *path)
+			if err != nil {
+				return err
+			}
+			d := &driver{name: *name, node: os.Getenv("NODE_NAME"), state: filepath.Dir(*socket), answer: answer}
 			return serve(ctx, *socket, func(s *grpc.Server) {
 				csi.RegisterIdentityServer(s, d)
 				csi.RegisterNodeServer(s, d)
@@ -52,6 +62,44 @@ func main() {
 		fmt.Fprintln(os.Stderr, "csidriver:", err)
 		os.Exit(1)
 	}
+}
+
+// askAPI returns what is at a path of the Kubernetes API, as drivers read their settings there; "" for no path.
+func askAPI(ctx context.Context, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+	token, err := os.ReadFile(account + "token")
+	if err != nil {
+		return "", err
+	}
+	authorities, err := os.ReadFile(account + "ca.crt")
+	if err != nil {
+		return "", err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authorities)
+	api := "https://" + net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, api+path, nil)
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Authorization", "Bearer "+string(token))
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}, Timeout: time.Minute}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return strings.ReplaceAll(string(body), "\n", " "), nil
 }
 
 // serve serves gRPC on a socket until ctx ends.

@@ -154,6 +154,7 @@ spec:
   podInfoOnMount: true
   volumeLifecycleModes: [Persistent, Ephemeral]
   tokenRequests: [{audience: vault}]
+  requiresRepublish: true
 ---
 apiVersion: apps/v1
 kind: DaemonSet
@@ -273,6 +274,8 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 		}
 	}
 
+	s.republished("inline")
+
 	// The plugin is nobody's pod, and no other cell's driver.
 	all, err := world.Admin.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -335,6 +338,18 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 		t.Errorf("the second pod read %q", got)
 	}
 	s.Kubectl("delete", "pod", "second") // or its claim would stay
+}
+
+// republished waits until the kubelet has published a pod's inline volume again and again, and returns what the driver notes there.
+func (s *space) republished(pod string) (notes string) {
+	s.Helper()
+	s.Eventually("the volume of "+pod+" is published again and again", func(context.Context) error {
+		if notes = s.in(pod, "cat /data/published"); strings.Count(notes, "published") < 3 {
+			return fmt.Errorf("its driver notes %q", notes)
+		}
+		return nil
+	})
+	return notes
 }
 
 // plugins are the static pods of a pod's cell.

@@ -454,7 +454,7 @@ func (a *cellAPI) nodeReady() {
 	}
 }
 
-func (a *cellAPI) Reserve(corev1.ResourceList) {}
+func (a *cellAPI) Reserve(corev1.ResourceList, []string) {}
 
 func (a *cellAPI) KeepPod() {
 	a.kip.w.mu.Lock()

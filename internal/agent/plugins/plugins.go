@@ -57,7 +57,8 @@ func Validate(list []agentapi.Plugin) error {
 
 // Apply gives the kubelet exactly these plugins. One of another driver goes when
 // the kubelet has no volume of it any more: ErrInUse means that the call is to be
-// repeated.
+// repeated. So it does without any plugin as long as the kubelet has a volume of a
+// driver: a pod beside that of the cell may serve it.
 func (s *Set) Apply(list []agentapi.Plugin) error {
 	if err := Validate(list); err != nil {
 		return err
@@ -79,7 +80,7 @@ func (s *Set) Apply(list []agentapi.Plugin) error {
 			surplus = append(surplus, e.Name())
 		}
 	}
-	if len(surplus) > 0 {
+	if len(surplus) > 0 || len(wanted) == 0 {
 		if err := s.unused(wanted); err != nil {
 			return err
 		}

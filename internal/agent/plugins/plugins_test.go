@@ -108,6 +108,24 @@ func TestAPluginStaysAsLongAsTheKubeletHasAVolumeOfIt(t *testing.T) {
 	}
 }
 
+// A pod beside that of the cell serves it.
+func TestACellWithoutPluginsStillLetsGoOfVolumes(t *testing.T) {
+	s, root := machine(t)
+	volume := filepath.Join(root, configs.KubeletRoot, "pods/uid/volumes/kubernetes.io~csi/v")
+	if err := os.MkdirAll(volume, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Apply(nil); !errors.Is(err, ErrInUse) {
+		t.Errorf("%v: want ErrInUse", err)
+	}
+	if err := os.Remove(volume); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Apply(nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWhatIsNoPluginIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		plugin agentapi.Plugin
