@@ -222,8 +222,8 @@ $(BIN)/networkpolicies: FORCE | announce
 $(BIN)/helm: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/helm build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
 
-$(BIN)/csidriver: FORCE | announce
-	@CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags '-s -w' -o $@ ./test/csidriver
+$(BIN)/csidriver $(BIN)/mesh: FORCE | announce
+	@CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags '-s -w' -o $@ ./test/$(@F)
 
 # For machines that have none.
 $(BIN)/kubectl: | announce
@@ -366,7 +366,7 @@ machines: build test-tools ## tests that make machines of namespaces or ask the 
 # Real clusters. Kip itself reports data races there.
 WORLD = -tags e2e -trimpath -count=1 -timeout 60m -parallel 16
 .PHONY: world-programs
-world-programs: build test-tools $(BIN)/race/kip $(BIN)/helm $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver older)
+world-programs: build test-tools $(BIN)/race/kip $(BIN)/helm $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver $(BIN)/mesh older)
 
 .PHONY: worlds
 worlds: world-programs ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root

@@ -6,6 +6,10 @@
 package pods
 
 import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +22,7 @@ import (
 var world *harness.World
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	network := harness.MustClaim("pods")
 	o := harness.Options{
 		Network:   network,
@@ -25,7 +30,29 @@ func TestMain(m *testing.M) {
 		Installed: true,
 		AuditLog:  filepath.Join(os.TempDir(), network.Bridge+"-audit.log"),
 	}
-	os.Exit(harness.Main(o, &world, m.Run))
+	os.Exit(func() int {
+		if !testing.Short() { // of tests that -short leaves out
+			images, err := meshFolder()
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "make the image of a mesh:", err)
+				return 1
+			}
+			defer os.RemoveAll(images)
+			o.DevArgs = []string{"--images", images}
+		}
+		return harness.Main(o, &world, m.Run)
+	}())
+}
+
+// meshFolder is a folder with the image of a mesh.
+func meshFolder() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "mesh-image-"); err != nil {
+		return "", err
+	}
+	if err := writeMeshImage(context.Background(), dir); err != nil {
+		return "", errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, nil
 }
 
 // space is a namespace of a test's own.
