@@ -89,7 +89,8 @@ Kip, where the only nodes that pods can be placed on are virtual ones: two of on
 ` + "`--virtual-nodes=2`" + `, one each of two Kips. Kip runs in its host's network beside a kube-proxy, as on an ordinary node of a cluster.
 Runs whose flags name ` + "`--daemonset-machines`" + ` give pods of DaemonSets machines, which [Kip does only if it is asked](nodes.md#pods-of-daemonsets).
 
-` + "`make conformance`" + ` runs them, ` + "`make conformance MODE=nodes`" + ` the ordinary nodes. [Contributing](../CONTRIBUTING.md) has the rest of it.
+` + "`make conformance`" + ` runs them, ` + "`make conformance MODE=nodes`" + ` the ordinary nodes. [Contributing](../CONTRIBUTING.md) has the rest of it. What of
+upstream's other tests does not pass: [beyond conformance](conformance-beyond.md).
 
 The images that the tests name are stand-ins, built from Kubernetes' sources and Debian's packages and served under their
 original names. One bears a text of the original: the image kitten says of itself that it is Alpine Linux, for which a test of
