@@ -405,6 +405,8 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 					BurstPerHour: "0.01", DiskPerHour: apiv1.Unknown, AddressPerHour: "0.005", CostPerHour: "0.111"},
 				{InstanceType: "m5.large", Zone: "us-east-1a", LaunchType: "Spot", PricePerHour: apiv1.Unknown, CostPerHour: apiv1.Unknown},
 			},
+			Rank: 3, Ranks: 3, MovesBack: now.Add(40 * time.Minute),
+			Better:     []adminapi.Better{{Rank: 1, Why: "no capacity now as spot"}, {Rank: 2, Why: "can be launched now"}},
 			PricesTold: now.Add(-129 * 24 * time.Hour),
 			Rejected: []adminapi.Rejection{{What: "t3.medium in us-east-1a", Why: "no capacity until 12:02"},
 				{What: "3 types", Why: "have too little memory"}},

@@ -253,6 +253,19 @@ func (k *kipctl) placement(w io.Writer, e *adminapi.Explanation) {
 		}
 		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, cost, c.Why)
 	}
+	if p.Rank > 0 {
+		fmt.Fprintf(w, "  this is rank %d of %d\n", p.Rank, p.Ranks)
+	}
+	for _, b := range p.Better {
+		fmt.Fprintf(w, "  rank %d: %s\n", b.Rank, sanitize.Printable(b.Why))
+	}
+	if !p.MovesBack.IsZero() {
+		if left := p.MovesBack.Sub(k.clock.Now()); left > 0 {
+			fmt.Fprintf(w, "  the pod is moved back in %s, if a better rank can be launched then\n", duration.HumanDuration(left))
+		} else {
+			fmt.Fprintln(w, "  the pod is moved back when a better rank can be launched")
+		}
+	}
 	if !p.PricesTold.IsZero() && len(p.Candidates) > 0 {
 		fmt.Fprintf(w, "  prices on demand were told %s ago, on %s\n", duration.HumanDuration(k.clock.Since(p.PricesTold)),
 			p.PricesTold.UTC().Format(time.DateOnly))

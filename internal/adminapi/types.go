@@ -273,6 +273,20 @@ type Placement struct {
 	Rejected []Rejection `json:"rejected,omitempty"`
 	// Error is why there is no candidate, or why the pod cannot be placed.
 	Error string `json:"error,omitempty"`
+	// Rank is which of the pod's choices its cell is, from 1, and Ranks how many choices the pod has; 0 of a pod that has only
+	// one, and where that is not known.
+	Rank  int `json:"rank,omitempty"`
+	Ranks int `json:"ranks,omitempty"`
+	// Better are the choices that come before it, as they are now.
+	Better []Better `json:"better,omitempty"`
+	// MovesBack is when Kip evicts the pod if a better one can be launched then; zero if it does not.
+	MovesBack time.Time `json:"movesBack,omitzero"`
+}
+
+// Better is a choice that comes before the one that a pod has.
+type Better struct {
+	Rank int    `json:"rank"`
+	Why  string `json:"why"` // it is not had
 }
 
 // Candidate is one way to launch a cell.

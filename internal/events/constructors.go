@@ -511,6 +511,29 @@ func NewAgedPodBlocked(most time.Duration, why error) Event {
 		most, why)
 }
 
+// NewMoveBackStays is about a pod that asks to be moved back to what it asked for first, and that Kip does not evict.
+func NewMoveBackStays(why string) Event {
+	return normal(moveBackStays, "Kip does not move the pod back to a better machine (pod.elotl.co/move-back), since %s.", why)
+}
+
+// NewMovedBack is about a pod that is evicted from a cell that is not what it asked for first.
+func NewMovedBack(from string, rank, of int, after time.Duration) Event {
+	return normal(Evicted, "Evicted the pod after %s on %s, choice %d of %d: the cloud has capacity for a better one. "+
+		"The pod's controller replaces it.", after.Round(time.Minute), from, rank, of)
+}
+
+// NewMoveBackBlocked is about a pod that cannot be evicted from a cell which is not what it asked for first.
+func NewMoveBackBlocked(rank, of int, retry time.Duration, why error) Event {
+	return normal(evictionBlocked, "A disruption budget forbids to evict the pod from a machine of choice %d of %d: %v; retrying in %s.",
+		rank, of, why, retry)
+}
+
+// NewMovedBackInVain is about a pod whose predecessor was evicted for a better machine that the cloud did not have.
+func NewMovedBackInVain(rank, of int, until time.Time) Event {
+	return normal(movedBackInVain, "Kip had evicted a pod of the same controller for a better machine, and this one got choice %d of %d. "+
+		"Kip evicts none of them for that before %s.", rank, of, until.UTC().Format(time.RFC3339))
+}
+
 // NewDeletionOverdue is about a deleted pod that is still there so long after its grace period.
 func NewDeletionOverdue(after time.Duration) Event {
 	return warn(deletionOverdue, "The deleted pod was still there %s after its grace period, so Kip terminates its cell.", after)

@@ -67,6 +67,8 @@ const (
 	hostSettingsNotReady  = "HostSettingsNotReady"
 	interruptedPodStays   = "InterruptedPodStays"
 	logsNotSaved          = "LogsNotSaved"
+	moveBackStays         = "MoveBackStays"
+	movedBackInVain       = "MovedBackInVain"
 	networkPolicyUnknown  = "NetworkPolicyUnknown"
 	nodeHasCapacity       = "NodeHasCapacity"
 	nodeOutOfCapacity     = "NodeOutOfCapacity"

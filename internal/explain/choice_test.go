@@ -119,7 +119,10 @@ func (k *kip) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) { retur
 func (*kip) Listed(string) bool                              { return true }
 func (k *kip) Client(string) kubernetes.Interface            { return k.client }
 func (*kip) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
-func (*kip) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
+func (k *kip) Rank(_ context.Context, pod *corev1.Pod, zone string, keys []offering.Key) (placement.Ranks, error) {
+	return k.placer.Rank(placement.InZone(pod, zone), keys, k.isOut)
+}
+func (*kip) TurnsAway(context.Context, *corev1.Pod) bool { return false }
 
 // unheard is whom the loop tells of pods.
 type unheard struct{}
@@ -379,5 +382,29 @@ func TestWhatIsShortIsToldByHowItIsBought(t *testing.T) {
 	}
 	if want := []string{" ", "m5.large On-Demand", "m5.large Dedicated", "m5.large Spot"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestWhyACellIsNotOfABetterRankIsTold(t *testing.T) {
+	pod := asking("450Mi")
+	pod.Annotations = map[string]string{
+		placement.AnnotationLaunchType: "spot,on-demand", placement.AnnotationMoveBack: "1h",
+	}
+	pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "web", Controller: new(true)}}
+	k := newKip(t, pod)
+	bound := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	k.requests.has = &cells.Cell{
+		Phase:     apiv1.Bound,
+		Offerings: []cells.Offering{{InstanceType: "small", Zone: "a"}},
+		Steps:     []apiv1.Step{{Name: apiv1.StepBound, Time: metav1.NewMicroTime(bound)}},
+	}
+	p := k.placement(pod)
+	if p.Rank != 2 || p.Ranks != 2 || !p.MovesBack.Equal(bound.Add(time.Hour)) || len(p.Better) != 1 || p.Better[0].Rank != 1 ||
+		!strings.Contains(p.Better[0].Why, "as spot") {
+		t.Errorf("told %+v", p)
+	}
+	k.requests.has.Phase = apiv1.Terminating
+	if p = k.placement(pod); p.Rank != 0 {
+		t.Errorf("of a cell that ends is told rank %d", p.Rank)
 	}
 }

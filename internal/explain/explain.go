@@ -65,6 +65,7 @@ type InstanceTypes interface {
 // Loop is what this package needs of the loop that matches pods to cells, which is above it.
 type Loop interface {
 	Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error)
+	Rank(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (placement.Standing, bool)
 	Waiting(uid types.UID) string
 }
 
@@ -124,6 +125,7 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 	default:
 		c := x.cell(cell)
 		e.Placement = placed(cell)
+		x.rank(ctx, pod, cell, e.Placement)
 		e.Cell = &c
 		e.StatusTrouble = x.cfg.Cells.StatusTrouble(cell.ID)
 		if e.Waiting == "" {
@@ -163,6 +165,22 @@ func placed(cell cells.Cell) *adminapi.Placement {
 		p.Candidates[0].Why = cell.Reason // the offering's is why the pool has it
 	}
 	return p
+}
+
+// rank says where a cell stands among the choices of its pod.
+func (x *Explainer) rank(ctx context.Context, pod *corev1.Pod, cell cells.Cell, p *adminapi.Placement) {
+	is, ranked := x.cfg.Loop.Rank(ctx, pod, cell)
+	if !ranked || !cell.Live() {
+		return
+	}
+	p.Rank, p.Ranks, p.MovesBack = is.Rank, is.Of, is.MovesBack
+	for i, err := range is.WhyNot {
+		why := "can be launched now"
+		if err != nil {
+			why = err.Error()
+		}
+		p.Better = append(p.Better, adminapi.Better{Rank: i + 1, Why: why})
+	}
 }
 
 func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {

@@ -39,6 +39,16 @@ func (f *offers) Choose(ctx context.Context, pod *corev1.Pod, zone string) (chos
 	return chosen, err
 }
 
+// Rank returns the ranks of a pod's choices by what its node offers, in a zone if one is given, and those of offerings. Errors are as those
+// of Choose.
+func (f *offers) Rank(ctx context.Context, pod *corev1.Pod, zone string, keys []offering.Key) (ranks placement.Ranks, err error) {
+	err = f.ask(ctx, pod, func(p *placement.Placer) (err error) {
+		ranks, err = p.Rank(placement.InZone(pod, zone), keys, f.shortages.Unavailable)
+		return err
+	})
+	return ranks, err
+}
+
 // available returns nil if something can be launched for a pod by what its node offers; else the error of Choose.
 func (f *offers) available(ctx context.Context, pod *corev1.Pod) error {
 	return f.ask(ctx, pod, func(p *placement.Placer) error {

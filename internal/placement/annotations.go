@@ -33,6 +33,7 @@ const (
 	AnnotationAllowMetadata      = Prefix + "allow-metadata"
 	AnnotationMachine            = Prefix + "machine"
 	AnnotationMaxPending         = Prefix + "max-pending"
+	AnnotationMoveBack           = Prefix + "move-back"
 	AnnotationKeepFailed         = Prefix + "keep-failed"
 	AnnotationHostSysctls        = Prefix + "host-sysctls"
 	AnnotationHostModules        = Prefix + "host-modules"
@@ -110,6 +111,8 @@ type Annotations struct {
 	AllowMetadata *bool
 	// MaxPending is how long the pod waits for a running cell at most; 0 for no bound.
 	MaxPending time.Duration
+	// MoveBack is how long the pod stays on a cell that is not of its first choice; 0 for ever.
+	MoveBack time.Duration
 	// KeepFailed is for how long the cell stays when the pod has failed; 0 for not at all.
 	KeepFailed time.Duration
 	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
@@ -224,6 +227,11 @@ var annotationKinds = map[string]struct {
 		var err error
 		a.MaxPending, err = time.ParseDuration(v)
 		return err == nil && a.MaxPending >= time.Second && a.MaxPending <= 720*time.Hour
+	}},
+	AnnotationMoveBack: {"a time such as 1h, from 5m to 720h; 0: never", func(a *Annotations, v string) bool {
+		var err error
+		a.MoveBack, err = time.ParseDuration(v)
+		return err == nil && (a.MoveBack == 0 || a.MoveBack >= 5*time.Minute && a.MoveBack <= 720*time.Hour)
 	}},
 	AnnotationBesidePods: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.BesidePods, v)

@@ -33,6 +33,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationAllowMetadata:      "true",
 			AnnotationMachine:            "false",
 			AnnotationMaxPending:         " 1h30m",
+			AnnotationMoveBack:           " 1h",
 			AnnotationKeepFailed:         " 1h30m",
 			AnnotationHostSysctls:        "vm.max_map_count=262144, net/ipv4/conf/eth0.100/rp_filter = 2,net.ipv4.tcp_rmem=4096 87380\t6291456",
 			AnnotationHostModules:        "br_netfilter, nf-conntrack",
@@ -46,6 +47,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AllowMetadata:      &yes,
 			Machine:            &no,
 			MaxPending:         90 * time.Minute,
+			MoveBack:           time.Hour,
 			KeepFailed:         90 * time.Minute,
 			HostSysctls: []Sysctl{
 				{"vm.max_map_count", "262144"}, {"net.ipv4.conf.eth0/100.rp_filter", "2"}, {"net.ipv4.tcp_rmem", "4096 87380\t6291456"},
@@ -72,7 +74,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, host-modules, host-sysctls, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, keep-failed, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, host-modules, host-sysctls, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, keep-failed, launch-type, machine, max-pending, max-price-per-hour, move-back, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -116,6 +118,9 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationMaxPending, "20", `annotation pod.elotl.co/max-pending: "20" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
 		{AnnotationMaxPending, "0s", `annotation pod.elotl.co/max-pending: "0s" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
 		{AnnotationMaxPending, "721h", `annotation pod.elotl.co/max-pending: "721h" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
+		{AnnotationMoveBack, "1m", `annotation pod.elotl.co/move-back: "1m" is not valid: want a time such as 1h, from 5m to 720h; 0: never`},
+		{AnnotationMoveBack, "-1h", `"-1h" is not valid: want a time such as 1h`},
+		{AnnotationMoveBack, "721h", `"721h" is not valid: want a time such as 1h`},
 		{AnnotationHostSysctls, "", `"" is not valid: "" has no =: want NAME=VALUE such as vm.max_map_count=262144`},
 		{AnnotationHostSysctls, "vm.swappiness=1,vm.max_map_count", `"vm.max_map_count" has no =: want`},
 		{AnnotationHostSysctls, "vm.swappiness=1,", `"" has no =: want`},

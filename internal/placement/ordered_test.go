@@ -2,6 +2,7 @@ package placement
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,5 +92,47 @@ func TestASelectionHoldsInEachEntryOfAnOrderedList(t *testing.T) {
 	}
 	if len(list) != 3 || !list[0].Spot {
 		t.Errorf("offered are %v", list)
+	}
+}
+
+func TestTheRankOfAnOfferingIsThatOfTheFirstChoiceThatAsksForIt(t *testing.T) {
+	p := placer(t, dearAndCheap(), Config{LaunchTypes: []LaunchType{Spot, OnDemand}})
+	key := func(name, zone string, spot bool) offering.Key {
+		return offering.Key{InstanceType: name, Zone: zone, Spot: spot}
+	}
+	keys := []offering.Key{
+		key("dear", "b", false), key("dear", "a", true), key("cheap", "a", true), key("cheap", "b", false),
+		key("gone", "a", false), key("dear", "c", false), key("cheap", "b", true), // which is not offered, and would be of the second
+		{InstanceType: "dear", Zone: "a", Pool: catalog.Dedicated}, {InstanceType: "dear", Zone: "a", Pool: "cr-1"},
+	}
+	for what, tc := range map[string]struct {
+		pod  *corev1.Pod
+		of   []int
+		have []bool // whether each rank has something
+	}{
+		// The third entry has the node's launch types.
+		"an ordered list": {annotated(podOf("cpu=1"), AnnotationRequirements, dearFirst), []int{1, 2, 2, 4, 0, 0, 2, 0, 1}, []bool{false, true, true, true}},
+		"launch types":    {annotated(podOf("cpu=1"), AnnotationLaunchType, "on-demand,spot"), []int{1, 2, 2, 1, 0, 0, 2, 0, 1}, []bool{true, true}},
+		"the node's":      {podOf("cpu=1"), []int{2, 1, 1, 2, 0, 0, 1, 0, 2}, []bool{true, true}},
+		"one":             {annotated(podOf("cpu=1"), AnnotationLaunchType, "spot"), []int{0, 1, 1, 0, 0, 0, 1, 0, 0}, []bool{true}},
+		"one that is too large, and a price": {
+			annotated(annotated(podOf("cpu=100"), AnnotationLaunchType, "spot,on-demand"), AnnotationMaxPrice, "0.001"),
+			[]int{2, 1, 1, 2, 0, 0, 1, 0, 2}, []bool{false, false},
+		},
+	} {
+		r, err := p.Rank(tc.pod, keys, func(k offering.Key) bool { return k.InstanceType == "dear" && !k.Spot })
+		if err != nil {
+			t.Fatal(err)
+		}
+		var have []bool
+		for _, why := range r.WhyNot {
+			have = append(have, why == nil)
+		}
+		if !slices.Equal(r.Of, tc.of) || !slices.Equal(have, tc.have) {
+			t.Errorf("%s: ranks %v, want %v; something can be launched of each: %v, want %v", what, r.Of, tc.of, have, tc.have)
+		}
+	}
+	if _, err := p.Rank(annotated(podOf("cpu=1"), AnnotationLaunchType, "cheap"), keys, nil); err == nil {
+		t.Error("an annotation that is not valid has ranks")
 	}
 }

@@ -32,6 +32,7 @@ type attending struct {
 	observer Observer
 	evicting *evicting
 	aging    *aging
+	moving   *movingBack
 	waits    *waits
 	events   cells.Recorder
 	clock    clock.PassiveClock
@@ -84,7 +85,20 @@ func (s *attending) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell
 		}
 		return s.moveAway(ctx, pod, is.interrupted)
 	}
-	return s.aging.replace(ctx, pod, cell)
+	again, err := s.aging.replace(ctx, pod, cell)
+	if err != nil {
+		return again, err
+	}
+	back, err := s.moving.moveBack(ctx, pod, cell)
+	return soonest(again, back), err
+}
+
+// soonest returns the sooner of two looks; 0 is none.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // markSilent takes a pod that cannot be reached out of its Services, and reports whether it

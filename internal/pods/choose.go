@@ -59,13 +59,11 @@ type choice struct {
 // choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
 // not fit are left out.
 func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err error) {
-	if s.volumes != nil {
-		if c.volumes, err = s.volumes.Needs(ctx, pod); err != nil {
-			return c, err
-		}
-		if err := s.beside.unserved(pod, c.volumes); err != nil {
-			return c, err
-		}
+	if c.volumes, err = s.volumeNeeds(ctx, pod); err != nil {
+		return c, err
+	}
+	if err := s.beside.unserved(pod, c.volumes); err != nil {
+		return c, err
 	}
 	c.sets = s.beside.sets(pod)
 	c.Request, err = s.chooseWith(ctx, pod, c.volumes, c.sets)
@@ -132,10 +130,7 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volume
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	lacked, placed := s.history.get(pod.UID).lacked, withVolumes(pod, needs)
-	for _, set := range s.beside.serving(sets, needs) {
-		placed = placement.With(placed, resourcehelper.PodRequests(set, resourcehelper.PodResourcesOptions{}))
-	}
+	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), s.beside.serving(sets, needs))
 	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
@@ -174,6 +169,28 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volume
 		}
 	}
 	return r, nil
+}
+
+// volumeNeeds returns what a pod's volumes need.
+func (s *choosing) volumeNeeds(ctx context.Context, pod *corev1.Pod) (volumes.Needs, error) {
+	if s.volumes == nil {
+		return volumes.Needs{}, nil
+	}
+	return s.volumes.Needs(ctx, pod)
+}
+
+// withSets is a pod with what pods of DaemonSets beside it ask for.
+func withSets(pod *corev1.Pod, sets []*corev1.Pod) *corev1.Pod {
+	for _, set := range sets {
+		pod = placement.With(pod, resourcehelper.PodRequests(set, resourcehelper.PodResourcesOptions{}))
+	}
+	return pod
+}
+
+// placed returns a pod with all that is to have room on its machine, and the zone of its disks, "" if it has none.
+func (s *choosing) placed(ctx context.Context, pod *corev1.Pod, sets []*corev1.Pod) (*corev1.Pod, string, error) {
+	needs, err := s.volumeNeeds(ctx, pod)
+	return withSets(withVolumes(pod, needs), s.beside.serving(sets, needs)), zoneOf(needs), err
 }
 
 // allowed returns an error for the first annotation that cells of this cloud cannot have, or the namespace may not have.

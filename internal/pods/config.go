@@ -8,6 +8,7 @@ import (
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watchdog"
@@ -76,6 +77,9 @@ type Nodes interface {
 	// Choose returns what can be launched for a pod on its node, in a zone if one is given, and why nothing else can. Errors
 	// that are not of placement say that Kip cannot tell now.
 	Choose(ctx context.Context, pod *corev1.Pod, zone string) (placement.Chosen, error)
+	// Rank returns the ranks of a pod's choices on its node, in a zone if one is given, and those of offerings. Errors are as those of
+	// Choose.
+	Rank(ctx context.Context, pod *corev1.Pod, zone string, keys []offering.Key) (placement.Ranks, error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if pods may leave that: one of spot alone, or one that has nothing for anybody.
 	Elsewhere(ctx context.Context, pod *corev1.Pod) []string

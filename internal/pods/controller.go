@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,7 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{cells: cfg.Cells, watchdog: cfg.Watchdog, ready: make(chan struct{})}
 	c.wireCore(cfg)
 	c.wireEnds(cfg)
+	c.wireAttending(cfg)
 	c.wireRequests(cfg)
 	if err := c.watching.watch(cfg, c.volumes); err != nil {
 		return nil, err
@@ -147,6 +149,11 @@ func (c *Controller) CellInterrupted(cell cells.Cell) {
 // Choose returns what is to be requested for a pod. It changes nothing.
 func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
 	return c.choosing.Choose(ctx, pod)
+}
+
+// Rank returns where a pod's cell stands among the pod's choices; false if it has none, or that is not known.
+func (c *Controller) Rank(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (placement.Standing, bool) {
+	return c.moving.rank(ctx, pod, cell)
 }
 
 // Pause requests no more cells, until the process ends: pods that wait for one

@@ -1,12 +1,14 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +26,7 @@ const (
 )
 
 // doNotDisrupt are annotations by which a pod asks not to be evicted from its node without need, and their values: those of
-// Karpenter and of Cluster Autoscaler.
+// Karpenter and of Cluster Autoscaler. By the other value a pod of a Job asks to be evicted like others.
 var doNotDisrupt = map[string]string{
 	"karpenter.sh/do-not-disrupt":                    "true",
 	"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -52,6 +54,10 @@ type disruption struct {
 	eviction
 	stays func(why string) events.Event // of a pod that is not evicted
 	apart time.Duration                 // least time since another pod of its controller was evicted
+	// better, where it is not nil, leaves of a request what the pod is to be evicted for. An error says that there is nothing.
+	better func(*cells.Request) error
+	// tried, where it is not nil, is told of each attempt.
+	tried func(evicted bool)
 }
 
 // evict evicts a pod if that may be now. It returns after how long to try again; 0 means when the pod changes.
@@ -68,23 +74,34 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 	}
 	evicted := false
 	defer func() { s.end(pod, owner, evicted) }()
-	if !s.replaceable(ctx, pod) { // another would wait
+	if !s.replaceable(ctx, pod, d.better) { // another would wait
 		return retry, nil
 	}
-	d.retry = retry
+	d.retry = cmp.Or(d.retry, retry)
 	evicted, again, err = s.evicting.evict(ctx, pod, d.eviction)
+	if d.tried != nil && err == nil {
+		d.tried(evicted)
+	}
 	return again, err
 }
 
-// replaceable reports whether another pod like this one would get a cell now.
-func (s *disrupting) replaceable(ctx context.Context, pod *corev1.Pod) bool {
+// replaceable reports whether another pod like this one would get a cell now. better is as in disruption.
+func (s *disrupting) replaceable(ctx context.Context, pod *corev1.Pod, better func(*cells.Request) error) bool {
 	c, err := s.choosing.choose(ctx, pod)
 	if err != nil {
 		return false
 	}
-	err = s.cells.Affords(ctx, c.Request)
+	affords := func(r cells.Request) error {
+		if better != nil {
+			if err := better(&r); err != nil {
+				return err
+			}
+		}
+		return s.cells.Affords(ctx, r)
+	}
+	err = affords(c.Request)
 	if alone, less := s.choosing.withoutSets(ctx, pod, c, err); less {
-		err = s.cells.Affords(ctx, alone.Request)
+		err = affords(alone.Request)
 	}
 	return err == nil
 }
@@ -135,13 +152,18 @@ func whyUndisrupted(pod *corev1.Pod) string {
 	switch {
 	case owner == nil:
 		return "no controller would replace it"
-	case owner.Kind == "Job":
-		return "it is a Job's, and its work would begin anew"
 	}
-	for name, value := range doNotDisrupt {
-		if pod.Annotations[name] == value {
+	asks := false // to be evicted like others
+	for name, not := range doNotDisrupt {
+		switch value, has := pod.Annotations[name]; {
+		case value == not:
 			return "it has the annotation " + name
+		case has && (value == "true" || value == "false"):
+			asks = true
 		}
+	}
+	if owner.Kind == "Job" && !asks {
+		return "it is a Job's, and its work would begin anew"
 	}
 	return ""
 }

@@ -9,7 +9,7 @@
 //	delete.go     sees a deleted pod out
 //	complete.go   releases the cell of a pod that has ended
 //	attend.go     does for a running pod what its kubelet cannot; evict.go evicts, disrupt.go a few at a time what
-//	              could stay, of which age.go are those on old cells
+//	              could stay, of which age.go are those on old cells, and moveback.go those on what they did not ask for first
 //	nomachine.go  has a pod of a DaemonSet stand without a machine; beside.go as its copies on cells do
 //	request.go    requests a cell: choose.go chooses for it, grants.go bounds the choice
 //

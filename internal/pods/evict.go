@@ -39,7 +39,7 @@ type eviction struct {
 	grace   *int64 // in seconds; nil for the pod's own
 	done    events.Event
 	blocked func(why error) events.Event // by a disruption budget
-	retry   time.Duration                // after that
+	retry   time.Duration                // after that; 0 of a disruption for about disruptionRetry
 }
 
 // evict evicts a pod, if this process leads, and reports that. If it evicts none, it returns after how long

@@ -196,7 +196,8 @@ type harness struct {
 	placed    *corev1.Pod
 	needs     volumes.Needs
 	volumeErr error
-	forbidden error // why pods are not evicted
+	forbidden error                                // why pods are not evicted
+	rank      func([]offering.Key) placement.Ranks // nil for pods that have one choice
 	// What the nodes say; nil for that their pods are listed, and for nothing.
 	isListed  func(node string) bool
 	elsewhere func(context.Context, *corev1.Pod) []string
@@ -228,6 +229,13 @@ func (h *harness) Choose(_ context.Context, p *corev1.Pod, zone string) (chosen 
 	h.zone, h.placed = zone, p
 	chosen.Offerings, err = h.place(p)
 	return chosen, err
+}
+
+func (h *harness) Rank(_ context.Context, p *corev1.Pod, _ string, keys []offering.Key) (placement.Ranks, error) {
+	if h.rank == nil {
+		return placement.Ranks{Of: make([]int, len(keys)), WhyNot: []error{nil}}, nil
+	}
+	return h.rank(keys), nil
 }
 
 func (h *harness) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) {

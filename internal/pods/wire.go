@@ -27,6 +27,7 @@ type steps struct {
 	attending  *attending
 	evicting   *evicting
 	disrupting *disrupting
+	moving     *movingBack
 	failing    *failing
 	standing   *standing
 	choosing   *choosing
@@ -57,7 +58,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.paused = &pause{}
 }
 
-// wireEnds wires what becomes of pods that have or had a cell.
+// wireEnds wires what chooses for pods, and what becomes of those that end.
 func (c *Controller) wireEnds(cfg Config) {
 	c.choosing = &choosing{
 		volumes:      cfg.Volumes,
@@ -106,6 +107,17 @@ func (c *Controller) wireEnds(cfg Config) {
 		events:  cfg.Events,
 		noticed: newNotes[notice](c.registry),
 	}
+	c.failing = &failing{
+		api:         c.api,
+		exclusion:   c.exclusion,
+		events:      cfg.Events,
+		clock:       cfg.Clock,
+		maxAttempts: cfg.MaxAttempts,
+	}
+}
+
+// wireAttending wires what becomes of pods that run.
+func (c *Controller) wireAttending(cfg Config) {
 	c.disrupting = &disrupting{
 		cells:    cfg.Cells,
 		choosing: c.choosing,
@@ -116,22 +128,25 @@ func (c *Controller) wireEnds(cfg Config) {
 		paused:   c.paused,
 		ofOwner:  map[route]time.Time{},
 	}
+	c.moving = &movingBack{
+		choosing:   c.choosing,
+		nodes:      cfg.Nodes,
+		disrupting: c.disrupting,
+		tried:      newNotes[time.Time](c.registry),
+		random:     cfg.Random,
+		clock:      cfg.Clock,
+		ofOwner:    map[route]*move{},
+	}
 	c.attending = &attending{
 		api:      c.api,
 		observer: cfg.Observer,
 		evicting: c.evicting,
 		aging:    &aging{maxAge: cfg.MaxAge, disrupting: c.disrupting, clock: cfg.Clock},
+		moving:   c.moving,
 		waits:    c.waits,
 		events:   cfg.Events,
 		clock:    cfg.Clock,
 		contacts: c.beside.contacts,
-	}
-	c.failing = &failing{
-		api:         c.api,
-		exclusion:   c.exclusion,
-		events:      cfg.Events,
-		clock:       cfg.Clock,
-		maxAttempts: cfg.MaxAttempts,
 	}
 }
 

@@ -274,7 +274,13 @@ func (w *world) createPod(a, b uint32) bool {
 		w.annotations = map[string]string{placement.AnnotationKeepFailed: []string{"30s", "3m", longestKept.String()}[b%3]}
 		w.mu.Unlock()
 	}
-	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
+	size := sizes[b%uint32(len(sizes))]
+	if size == "spot" && policy != corev1.RestartPolicyNever {
+		w.mu.Lock()
+		w.annotations = map[string]string{placement.AnnotationMoveBack: "5m", "cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+		w.mu.Unlock()
+	}
+	return w.addPod(policy, size, a%5 != 0, int64(1+b%30)) != ""
 }
 
 // addDaemon makes a pod of a DaemonSet, as addPod does.

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,6 +35,23 @@ func (twoNodes) Listed(string) bool                              { return true }
 func (n twoNodes) Client(string) kubernetes.Interface            { return asNode{k: n.k} }
 func (twoNodes) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
 func (twoNodes) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
+
+// Rank is that of how an offering is bought, spot first, of pods that take both.
+func (n twoNodes) Rank(_ context.Context, pod *corev1.Pod, _ string, keys []offering.Key) (placement.Ranks, error) {
+	if pod.Labels["size"] != "spot" {
+		return placement.Ranks{Of: make([]int, len(keys)), WhyNot: []error{nil}}, nil
+	}
+	r := placement.Ranks{WhyNot: make([]error, 2)}
+	for _, key := range keys {
+		r.Of = append(r.Of, map[bool]int{true: 1, false: 2}[key.Spot])
+	}
+	for i, spot := range []bool{true, false} {
+		if len(n.short.available(offeringsOf("small", spot))) == 0 {
+			r.WhyNot[i] = &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small"}}
+		}
+	}
+	return r, nil
+}
 
 // asNode is a node's client, of pods alone.
 type asNode struct {
