@@ -93,6 +93,11 @@ type CellStatus struct {
 	Boot *Boot `json:"boot,omitempty"`
 	// Agent is the one that ran on the machine when the pod was given it, as it said itself.
 	Agent *Agent `json:"agent,omitempty"`
+	// Image is what the machine has booted, in the cloud's own terms; empty where the cloud does not say.
+	Image string `json:"image,omitempty"`
+	// Old says what of the cell is older than what a cell has that is launched now: "image", "agent" or both; empty for neither. It is written
+	// when empty, too, since a merge patch would keep the old one.
+	Old string `json:"old"`
 	// Beside are the pods of DaemonSets that run beside the pod, as the cell's kubelet says.
 	Beside []BesidePod `json:"beside,omitempty"`
 }

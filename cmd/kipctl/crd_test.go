@@ -22,9 +22,9 @@ func TestCRDUpdateSaysWhatItDid(t *testing.T) {
 		out     string
 		err     string
 	}{
-		"older":     {out: "Updated the definition of cells from version 0 to 2\n"},
-		"the same":  {version: "2", out: "The definition of cells has version 2 already\n"},
-		"newer":     {version: "3", out: "The definition of cells has version 3, newer than this kipctl's: kept it\n"},
+		"older":     {out: "Updated the definition of cells from version 0 to 3\n"},
+		"the same":  {version: "3", out: "The definition of cells has version 3 already\n"},
+		"newer":     {version: "4", out: "The definition of cells has version 4, newer than this kipctl's: kept it\n"},
 		"no number": {version: "v3", err: `annotation kip.elotl.co/crd-version "v3"`},
 		"no rights": {refuses: apierrors.NewForbidden(resource, "", nil), err: "get, create and update customresourcedefinitions"},
 	} {

@@ -97,6 +97,8 @@ func (k *kipctl) cellDescription(out io.Writer, c cell, e *adminapi.Explanation)
 	if a := s.Agent; a != nil {
 		line("Agent version", a.Version, a.SHA256)
 	}
+	line("Image", s.Image)
+	line("Old", s.Old)
 	line("Kip", s.ControllerID)
 	if err := w.Flush(); err != nil {
 		return err

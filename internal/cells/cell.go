@@ -166,6 +166,8 @@ type Launch struct {
 	Agent *agentapi.Agent `json:"agent,omitempty"`
 	// NameTag is the configured one when the launch was stored.
 	NameTag string `json:"nameTag"`
+	// Image is what the cloud's Resolver has found to be booted; "" for a cloud without one.
+	Image string `json:"image,omitempty"`
 	// PublicAddress says that the instance gets one, which the answer to the launch need not have.
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }

@@ -93,6 +93,9 @@ func (s *launchCalls) intended(
 
 		PublicAddress: resolved != nil && resolved.PublicAddress,
 	}
+	if resolved != nil {
+		intent.Image = resolved.Image
+	}
 	call.Version = launchVersion
 	var secret pki.BatchSecret
 	if intent.Shared {

@@ -41,6 +41,8 @@ type Mirror struct {
 	node, controllerID, version string
 	client                      dynamic.ResourceInterface
 	waitsFor                    func(id string) string
+	currentImage                func(context.Context, Cell) (string, error)
+	images                      currentImages
 	copies                      Copies
 	log                         *slog.Logger
 	queue                       workqueue.TypedRateLimitingInterface[string]
@@ -58,6 +60,8 @@ type Mirrored interface {
 	Observe(Observer)
 	// WaitsFor says what a cell waits for.
 	WaitsFor(id string) string
+	// CurrentImage returns what a cell would boot if it were launched now; "" where that is not known.
+	CurrentImage(ctx context.Context, cell Cell) (string, error)
 }
 
 var _ Mirrored = (*Controller)(nil)
@@ -79,6 +83,7 @@ func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, node, contr
 		version:      version,
 		client:       client.Resource(apiv1.Resource),
 		waitsFor:     of.WaitsFor,
+		currentImage: of.CurrentImage,
 		copies:       copies,
 		log:          log,
 		queue:        workqueue.NewTypedRateLimitingQueue(backoff.Items[string](firstMirror, longestMirror, nil)),
@@ -97,6 +102,7 @@ func (m *Mirror) CellChanged(cell Cell) {
 	m.mu.Lock()
 	m.latest[cell.ID] = cell
 	m.mu.Unlock()
+	m.learnImage(&cell)
 	if cell.Phase == apiv1.Gone {
 		m.queue.Add(cell.ID)
 		return
@@ -116,10 +122,14 @@ func (m *Mirror) Run(ctx context.Context, known []Cell) error {
 		}
 	}
 	m.mu.Unlock()
+	for i := range known {
+		m.learnImage(&known[i])
+	}
 	m.queue.Add(leftovers)
 	stop := context.AfterFunc(ctx, m.queue.ShutDown)
 	defer stop()
 	var wg sync.WaitGroup
+	wg.Go(func() { m.keepImages(ctx) })
 	for range mirrorWorkers {
 		wg.Go(func() {
 			for {
@@ -248,6 +258,8 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Steps:        cell.Steps,
 		Boot:         cell.Boot.shown(),
 		Agent:        cell.shownAgent(m.version),
+		Image:        cell.image(),
+		Old:          m.images.old(&cell, m.version),
 		Beside:       m.beside(cell.ID),
 	}
 	if i := cell.Instance; i != nil {

@@ -28,6 +28,9 @@ type unmirrored struct{}
 
 func (unmirrored) Observe(Observer)       {}
 func (unmirrored) WaitsFor(string) string { return "" }
+func (unmirrored) CurrentImage(context.Context, Cell) (string, error) {
+	return "", nil
+}
 
 func TestTheMirrorTakesBackWhatACellNoLongerWaitsFor(t *testing.T) {
 	waits := ""

@@ -62,6 +62,38 @@ func (k agents) join(ctx context.Context) []finding.Finding {
 	return one(finding.Unchecked("whether Kip reaches port 6421 of its cells: no cell has joined. Run a pod with nodeSelector type: virtual-kubelet"))
 }
 
+// age says how many cells run old images or agents.
+func (k agents) age(ctx context.Context) []finding.Finding {
+	cells, err := k.c.Cluster.Cells(ctx)
+	if err != nil {
+		return one(unasked("list the cells", err))
+	}
+	count, images, oldAgents := 0, 0, 0
+	var first *apiv1.Cell
+	for i := range cells {
+		c := &cells[i]
+		if c.Status.Phase != apiv1.Ready && c.Status.Phase != apiv1.Bound {
+			continue
+		}
+		count++
+		if strings.Contains(c.Status.Old, "image") {
+			images++
+		}
+		if strings.Contains(c.Status.Old, "agent") {
+			oldAgents++
+		}
+		if c.Status.Old != "" && (first == nil || began(c).Before(began(first))) {
+			first = c
+		}
+	}
+	if first == nil {
+		return one(finding.Fine("none of %d cells is known to have an old image or agent", count))
+	}
+	const cure = "kubectl get cells -o wide # set cells.maxAge in provider.yaml, or delete their pods: their controllers make others"
+	return one(finding.Warn(cure, "of %d cells %d have an image that cells do not get any more, and %d an agent that is older than Kip, "+
+		"the oldest %s since %s", count, images, oldAgents, first.Name, began(first).UTC().Format(time.RFC3339)))
+}
+
 // began is when a cell's machine was launched.
 func began(c *apiv1.Cell) time.Time {
 	for _, s := range c.Status.Steps {

@@ -122,6 +122,7 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "", "kubelet port", ports{k}.kubeletPort),
 		of(areaKip, "", "certificate requests", certificates{k}.requests),
 		of(areaKip, "", "agents", agents{k}.join),
+		of(areaKip, "", "age of cells", agents{k}.age),
 		of(areaKip, "", "events", health{k}.events),
 		of(areaKip, "", "pods on its nodes", workloads{k}.listOnOwn),
 		of(areaKip, "pods on its nodes", "DaemonSets", daemonSets{k}.onNodes),

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -720,6 +721,16 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"one on EKS": {installed, func(w *world) { w.version = "v1.35.1-eks-1"; unreached(time.Hour)(w) }, "agents", finding.Failed, "such as cell-2 at 10.1.2.3",
 			"--ip-permissions 'IpProtocol=tcp,FromPort=6421,ToPort=6421,IpRanges=[{CidrIp=10.1.2.3/32}]'"},
 		"no cell": {installed, func(w *world) { w.cells = nil }, "agents", finding.NotChecked, "no cell has joined", ""},
+		"old cells": {installed, func(w *world) {
+			for i, old := range []string{"image", "image, agent", "agent", ""} {
+				c := apiv1.Cell{ObjectMeta: meta("", "old-"+strconv.Itoa(i))}
+				c.CreationTimestamp = metav1.NewTime(now.Add(-time.Duration(i) * time.Hour))
+				c.Status = apiv1.CellStatus{Phase: apiv1.Bound, Old: old}
+				w.cells = append(w.cells, c)
+			}
+			w.cells = append(w.cells, apiv1.Cell{ObjectMeta: meta("", "ends"), Status: apiv1.CellStatus{Phase: apiv1.Terminating, Old: "image"}})
+		}, "age of cells", finding.Warning, "of 5 cells 2 have an image that cells do not get any more, and 2 an agent that is older than Kip, the oldest old-2", "cells.maxAge"},
+		"no old cell": {installed, func(*world) {}, "age of cells", finding.OK, "none of 1 cells", ""},
 		"an event": {installed, func(w *world) {
 			about := corev1.ObjectReference{Kind: "Node", Name: "kip-0"}
 			w.events = []corev1.Event{{ObjectMeta: meta("default", "e"), InvolvedObject: about, Type: "Warning",

@@ -1,0 +1,127 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// launchedWith is a cell of an architecture that was launched at a time with an image.
+func launchedWith(id, arch, image string, at time.Time) Cell {
+	return Cell{
+		ID:        id,
+		Phase:     apiv1.Bound,
+		Offerings: []Offering{{Arch: arch}},
+		Launch:    &Launch{Image: image},
+		Instance:  &cloud.Instance{Launched: at},
+	}
+}
+
+// old is what the resource says of a cell's age, once what waits for that is written.
+func (m mirrored) old(id string) string {
+	m.Helper()
+	if err := m.write(m.Context(), id); err != nil {
+		m.Fatal(err)
+	}
+	object, err := m.client.Get(m.Context(), id, metav1.GetOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	old, _, err := unstructured.NestedString(object.Object, "status", "old")
+	if err != nil {
+		m.Fatal(err)
+	}
+	return old
+}
+
+func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
+	m := newMirrored(t)
+	now := time.Now()
+	withGPUs := launchedWith("gpus", "amd64", "ami-gpus", now.Add(-time.Hour))
+	withGPUs.GPUs = 1
+	other := launchedWith("configured", "amd64", "ami-own", now.Add(-time.Hour))
+	other.Options.Image = map[string]string{"imageID": "ami-own"}
+	for _, c := range []Cell{
+		launchedWith("first", "amd64", "ami-1", now.Add(-time.Hour)), launchedWith("arm", "arm64", "ami-2", now.Add(-time.Minute)), withGPUs, other,
+		{ID: "local", Phase: apiv1.Bound, Offerings: []Offering{{Arch: "amd64"}}, Launch: &Launch{}, Instance: &cloud.Instance{Launched: now}},
+	} {
+		m.told(c)
+	}
+	says := func(what string, want map[string]string) {
+		t.Helper()
+		for _, id := range []string{"first", "second", "arm", "gpus", "configured", "local"} {
+			if _, there := m.latest[id]; there && m.old(id) != want[id] {
+				t.Errorf("%s: cell %s is old by %q, want %q", what, id, m.old(id), want[id])
+			}
+		}
+	}
+	says("nothing is newer", nil)
+	written := func(n int) map[string]bool { // the next n cells that are to be written
+		all := map[string]bool{}
+		for range n {
+			id, _ := m.queue.Get()
+			m.queue.Done(id)
+			all[id] = true
+		}
+		return all
+	}
+	written(5)
+	m.told(launchedWith("second", "amd64", "ami-3", now))
+	if got := written(2); !got["first"] {
+		t.Errorf("the cell that is old now is not written again: %v", got)
+	}
+	says("another boots a newer one", map[string]string{"first": "image"})
+	m.told(launchedWith("first", "amd64", "ami-1", now.Add(-time.Hour))) // a change of an old cell says nothing
+	says("the old one changes", map[string]string{"first": "image"})
+	m.told(Cell{ID: "second", Phase: apiv1.Gone})
+	says("the newer one is gone", map[string]string{"first": "image"})
+}
+
+func TestTheMirrorAsksWhatCellsWouldBootNow(t *testing.T) {
+	m := newMirrored(t)
+	now := time.Now()
+	asked, id, err := []string{}, "ami-1", error(nil)
+	m.currentImage = func(_ context.Context, c Cell) (string, error) {
+		asked = append(asked, c.ID)
+		return id, err
+	}
+	m.told(launchedWith("first", "amd64", "ami-1", now.Add(-2*time.Hour)))
+	m.told(launchedWith("second", "amd64", "ami-1", now.Add(-time.Hour)))
+	m.askForImages(t.Context())
+	if len(asked) != 1 || asked[0] != "second" || m.old("first") != "" {
+		t.Errorf("it asked of %q, and the cell is old by %q", asked, m.old("first"))
+	}
+	id = "ami-2"
+	m.askForImages(t.Context())
+	if m.old("first") != "image" || m.old("second") != "image" {
+		t.Errorf("old are %q and %q", m.old("first"), m.old("second"))
+	}
+	id, err = "", errors.New("no answer")
+	m.askForImages(t.Context())
+	if m.old("first") != "image" {
+		t.Error("an answer that is missing makes an old cell new")
+	}
+}
+
+func TestACellWithAnAgentOlderThanKipIsOld(t *testing.T) {
+	m := newMirrored(t) // of v1.4.2
+	for version, want := range map[string]string{
+		"v1.4.1": "agent", "v1.4.2-rc.1": "agent", "v1.4.2": "", "v1.5.0": "", "": "", "unknown": "",
+	} {
+		c := Cell{ID: "c", AgentRuns: agentapi.RunningAgent{Version: version}}
+		if got := m.Status(c).Old; got != want {
+			t.Errorf("with agent %q it is old by %q, want %q", version, got, want)
+		}
+		c.Launch = &Launch{Agent: &agentapi.Agent{Version: version}}
+		if got := m.Status(c).Old; got != "" {
+			t.Errorf("with agent %q, which the operator asked for, it is old by %q", version, got)
+		}
+	}
+}
