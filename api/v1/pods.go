@@ -10,6 +10,10 @@ import (
 // NoMachine is the type of the condition of a DaemonSet's pod for which Kip launches no machine.
 const NoMachine corev1.PodConditionType = "NoMachine"
 
+// NeverStarted is the type of the condition of a pod that Kip has failed since it got no running cell, so that none of its containers
+// has run: it waited for as long as it says at most, or its cells were refused or not ready. A Job's podFailurePolicy can match it.
+const NeverStarted corev1.PodConditionType = "NeverStarted"
+
 // DaemonSetOf returns the DaemonSet that controls a pod; nil if none does.
 func DaemonSetOf(pod *corev1.Pod) *metav1.OwnerReference {
 	owner := metav1.GetControllerOf(pod)

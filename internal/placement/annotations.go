@@ -228,10 +228,10 @@ var annotationKinds = map[string]struct {
 		a.MaxPending, err = time.ParseDuration(v)
 		return err == nil && a.MaxPending >= time.Second && a.MaxPending <= 720*time.Hour
 	}},
-	AnnotationMoveBack: {"a time such as 1h, from 5m to 720h; 0: never", func(a *Annotations, v string) bool {
+	AnnotationMoveBack: {"a time such as 1h, from 1m to 720h; 0: never", func(a *Annotations, v string) bool {
 		var err error
 		a.MoveBack, err = time.ParseDuration(v)
-		return err == nil && (a.MoveBack == 0 || a.MoveBack >= 5*time.Minute && a.MoveBack <= 720*time.Hour)
+		return err == nil && (a.MoveBack == 0 || a.MoveBack >= time.Minute && a.MoveBack <= 720*time.Hour)
 	}},
 	AnnotationBesidePods: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.BesidePods, v)

@@ -118,7 +118,7 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationMaxPending, "20", `annotation pod.elotl.co/max-pending: "20" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
 		{AnnotationMaxPending, "0s", `annotation pod.elotl.co/max-pending: "0s" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
 		{AnnotationMaxPending, "721h", `annotation pod.elotl.co/max-pending: "721h" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
-		{AnnotationMoveBack, "1m", `annotation pod.elotl.co/move-back: "1m" is not valid: want a time such as 1h, from 5m to 720h; 0: never`},
+		{AnnotationMoveBack, "59s", `annotation pod.elotl.co/move-back: "59s" is not valid: want a time such as 1h, from 1m to 720h; 0: never`},
 		{AnnotationMoveBack, "-1h", `"-1h" is not valid: want a time such as 1h`},
 		{AnnotationMoveBack, "721h", `"721h" is not valid: want a time such as 1h`},
 		{AnnotationHostSysctls, "", `"" is not valid: "" has no =: want NAME=VALUE such as vm.max_map_count=262144`},

@@ -19,6 +19,8 @@ type failure struct {
 	said events.Event
 	// lost says that the pod had a cell which was lost, so that its Job's podFailurePolicy can tell this from a failure of the pod's own.
 	lost bool
+	// unstarted says that no kubelet has had the pod, likewise.
+	unstarted bool
 }
 
 // failing fails pods that are to have no cell any more.
@@ -39,9 +41,9 @@ func (s *failing) hopeless(pod *corev1.Pod, is asked) (why failure, hopeless boo
 	case s.maxAttempts <= 0 || is.failures < s.maxAttempts:
 		return failure{}, false
 	case is.refusal != "":
-		return failure{said: events.NewCellsRefused(is.failures, is.refusal)}, true
+		return failure{said: events.NewCellsRefused(is.failures, is.refusal), unstarted: !is.ran}, true
 	}
-	return failure{said: events.NewCellsNotReady(is.failures)}, true
+	return failure{said: events.NewCellsNotReady(is.failures), unstarted: !is.ran}, true
 }
 
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
@@ -87,14 +89,16 @@ func failed(pod *corev1.Pod, why failure, now metav1.Time) *corev1.Pod {
 		}
 	}
 	setNotReady(pod, now, "PodFailed", why.said.Message)
-	if why.lost {
-		setCondition(pod, corev1.PodCondition{
-			Type:               corev1.DisruptionTarget,
-			Status:             corev1.ConditionTrue,
-			Reason:             why.said.Reason,
-			Message:            why.said.Message,
-			LastTransitionTime: now,
-		})
+	for condition, is := range map[corev1.PodConditionType]bool{corev1.DisruptionTarget: why.lost, apiv1.NeverStarted: why.unstarted} {
+		if is {
+			setCondition(pod, corev1.PodCondition{
+				Type:               condition,
+				Status:             corev1.ConditionTrue,
+				Reason:             why.said.Reason,
+				Message:            why.said.Message,
+				LastTransitionTime: now,
+			})
+		}
 	}
 	return pod
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +17,9 @@ func TestAPodThatFailsHasEndedContainersAndADisruptionOnlyIfItsCellWasLost(t *te
 		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "i", State: corev1.ContainerState{Terminated: &ended}}}
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	})
-	for _, why := range []failure{{said: events.NewNotRestarted(), lost: true}, {said: events.NewCellsNotReady(2)}} {
+	for _, why := range []failure{
+		{said: events.NewNotRestarted(), lost: true}, {said: events.NewCellsNotReady(2)}, {said: events.NewCellsNotReady(3), unstarted: true},
+	} {
 		got := failed(p, why, now)
 		s := got.Status
 		if s.Phase != corev1.PodFailed || s.Reason != why.said.Reason || s.Message != why.said.Message {
@@ -31,11 +34,14 @@ func TestAPodThatFailsHasEndedContainersAndADisruptionOnlyIfItsCellWasLost(t *te
 		if s.Conditions[0].Status != corev1.ConditionFalse {
 			t.Errorf("%s: it is ready", why.said.Reason)
 		}
-		disrupted := slices.ContainsFunc(s.Conditions, func(k corev1.PodCondition) bool {
-			return k.Type == corev1.DisruptionTarget && k.Status == corev1.ConditionTrue && k.Reason == why.said.Reason
-		})
-		if disrupted != why.lost {
-			t.Errorf("%s: it is the target of a disruption: %t", why.said.Reason, disrupted)
+		has := func(condition corev1.PodConditionType) bool {
+			return slices.ContainsFunc(s.Conditions, func(k corev1.PodCondition) bool {
+				return k.Type == condition && k.Status == corev1.ConditionTrue && k.Reason == why.said.Reason
+			})
+		}
+		if has(corev1.DisruptionTarget) != why.lost || has(apiv1.NeverStarted) != why.unstarted {
+			t.Errorf("%+v: it is the target of a disruption: %t, and has never started: %t", why, has(corev1.DisruptionTarget),
+				has(apiv1.NeverStarted))
 		}
 	}
 	if p.Status.Phase != corev1.PodRunning {

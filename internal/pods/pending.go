@@ -117,5 +117,5 @@ func (s *bounding) why(ctx context.Context, pod *corev1.Pod, cell cells.Cell) fa
 			why = "Kip has begun to lead since"
 		}
 	}
-	return failure{said: events.NewPendingTooLong(reason, boundAt(pod), s.clock.Now(), why)}
+	return failure{said: events.NewPendingTooLong(reason, boundAt(pod), s.clock.Now(), why), unstarted: true}
 }
