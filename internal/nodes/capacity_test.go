@@ -156,8 +156,8 @@ func TestARefusalForAQuotaCountsUntilItIsDisproved(t *testing.T) {
 		w.start()
 		w.eventually("it is that of the quotas", func() bool { return w.takes("kip-0") == 10 })
 		w.missing.Mark(capacity.Shortage{Family: "standard", Spot: new(false), LeastMilliCPU: 2000})
-		w.missing.Mark(capacity.Shortage{InstanceType: "small", Zone: "b", Spot: new(true)}) // no quota
-		w.eventually("the quota has one CPU left", func() bool { return w.takes("kip-0") == 3 })
+		w.missing.Mark(capacity.Shortage{InstanceType: "small", Zone: "b", Spot: new(true)}) // no quota, but all that there is of spot
+		w.eventually("the quota has one CPU left, and there is no spot", func() bool { return w.takes("kip-0") == 1 })
 		w.clock.Step(capacity.Cooldown)
 		time.Sleep(2 * sizeEvery)
 		if got := w.takes("kip-0"); got != 3 {
