@@ -19,9 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/component-helpers/node/util/sysctl"
 
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/sysctls"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -743,8 +743,7 @@ func (d *decoder) grants(g Grants) {
 // unsafeSysctls checks patterns of sysctls as a kubelet does with its allowedUnsafeSysctls.
 func (d *decoder) unsafeSysctls(key string, patterns []string) {
 	for i, p := range patterns {
-		of, _, _ := sysctl.GetNamespace(p)
-		d.check(of != sysctl.UnknownNamespace && !strings.Contains(strings.TrimSuffix(p, "*"), "*"),
+		d.check(sysctls.IsNamespaced(p) && !strings.Contains(strings.TrimSuffix(p, "*"), "*"),
 			fmt.Sprintf("%s.unsafeSysctls[%d]", key, i), p,
 			"a namespaced sysctl, or the beginning of some and a *: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*, or within these")
 	}

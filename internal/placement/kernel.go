@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"k8s.io/component-helpers/node/util/sysctl"
+
+	"github.com/elotl/kip/internal/sysctls"
 )
 
 // Sysctl is a setting of a kernel.
@@ -18,15 +20,11 @@ type Sysctl struct {
 
 const (
 	maxSysctls, maxModules = 64, 16
-	// maxSysctlName is the most that Kubernetes allows (SysctlMaxLength in pkg/apis/core/validation).
-	maxSysctlName = 253
 	// maxSysctlValue is more than any setting of numbers needs.
 	maxSysctlValue = 256
 )
 
 var (
-	// sysctlName is Kubernetes' form (SysctlContainSlashFmt in pkg/apis/core/validation).
-	sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 	// sysctlValue is one line and has no comma, which separates sysctls.
 	sysctlValue = regexp.MustCompile(`^[\x21-\x2b\x2d-\x7e]([\t\x20-\x2b\x2d-\x7e]*[\x21-\x2b\x2d-\x7e])?$`)
 	// moduleName has at most as many characters as the kernel keeps (MODULE_NAME_LEN in include/linux/moduleparam.h).
@@ -53,7 +51,7 @@ func parseSysctls(value string) ([]Sysctl, error) {
 		switch {
 		case !is:
 			return nil, fmt.Errorf("%q has no =", shortened(strings.TrimSpace(part)))
-		case len(name) > maxSysctlName || !sysctlName.MatchString(name):
+		case !sysctls.IsName(name):
 			return nil, fmt.Errorf("not the name of a sysctl: %q", shortened(name))
 		case len(set) > maxSysctlValue || !sysctlValue.MatchString(set):
 			return nil, fmt.Errorf("the value of %s is not valid", name)

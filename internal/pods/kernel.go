@@ -9,6 +9,7 @@ import (
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/sysctls"
 )
 
 // UnsupportedError says what a pod asks for that cells of this cloud cannot have.
@@ -24,7 +25,7 @@ func changesKernel(a placement.Annotations) error {
 		return &UnsupportedError{placement.AnnotationHostModules, a.HostModules[0], "its cells share the kernel of their host"}
 	}
 	for _, s := range a.HostSysctls {
-		if of, _, _ := sysctl.GetNamespace(s.Name); of == sysctl.UnknownNamespace {
+		if !sysctls.IsNamespaced(s.Name) {
 			return &UnsupportedError{placement.AnnotationHostSysctls, s.Name,
 				"its cells share the kernel of their host, and this sysctl is not namespaced"}
 		}
@@ -56,7 +57,7 @@ func (g Grants) unsafeSysctls(pod *corev1.Pod) (granted []string) {
 	}
 	for _, s := range pod.Spec.SecurityContext.Sysctls {
 		// With another the kubelet would not start.
-		if of, _, _ := sysctl.GetNamespace(s.Name); of != sysctl.UnknownNamespace && matchesSysctl(patterns, s.Name) {
+		if sysctls.IsNamespaced(s.Name) && matchesSysctl(patterns, s.Name) {
 			granted = append(granted, s.Name)
 		}
 	}

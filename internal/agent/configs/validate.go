@@ -6,16 +6,12 @@ import (
 	"net/netip"
 	"regexp"
 
-	"k8s.io/component-helpers/node/util/sysctl"
-
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/sysctls"
 )
 
 // nodeNames are DNS subdomains, as Kubernetes wants names of nodes.
 var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
-// sysctlNames have the form that the kubelet demands (SysctlContainSlashFmt in pkg/apis/core/validation).
-var sysctlNames = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
 // maxSysctls is more than a pod needs.
 const maxSysctls = 256
@@ -85,7 +81,7 @@ func Validate(c agentapi.Config) error {
 	}
 	for i, s := range c.UnsafeSysctls[:min(len(c.UnsafeSysctls), maxSysctls)] {
 		// With another the kubelet does not start.
-		if of, _, _ := sysctl.GetNamespace(s); len(s) > 253 || !sysctlNames.MatchString(s) || of == sysctl.UnknownNamespace {
+		if !sysctls.IsName(s) || !sysctls.IsNamespaced(s) {
 			bad("unsafeSysctls[%d]: %.253q is not the name of a namespaced sysctl such as kernel.msgmax", i, s)
 		}
 	}

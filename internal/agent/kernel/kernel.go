@@ -13,9 +13,9 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/component-helpers/node/util/sysctl"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/sysctls"
 )
 
 // Options of a Kernel. All are required.
@@ -57,11 +57,7 @@ const (
 	fileName = "kernel.json"
 )
 
-var (
-	moduleName = regexp.MustCompile(`^[A-Za-z0-9][-_A-Za-z0-9]{0,63}$`)
-	// sysctlName has parts between dots, none of which is "." or "..", since each begins and ends with a letter or a digit.
-	sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
-)
+var moduleName = regexp.MustCompile(`^[A-Za-z0-9][-_A-Za-z0-9]{0,63}$`)
 
 // validate returns an ErrRefused for the first name or value that cannot be one.
 func validate(s agentapi.KernelSettings) error {
@@ -75,7 +71,7 @@ func validate(s agentapi.KernelSettings) error {
 	}
 	for _, c := range s.Sysctls {
 		switch {
-		case len(c.Name) > 253 || !sysctlName.MatchString(c.Name):
+		case !sysctls.IsName(c.Name):
 			return refuse("set sysctl %.100q: not the name of a sysctl", c.Name)
 		case len(c.Value) > maxValue || strings.ContainsAny(c.Value, "\n\x00"):
 			return refuse("set sysctl %s=%.100q: not one line of at most %d bytes", c.Name, c.Value, maxValue)
@@ -162,7 +158,7 @@ func (k *Kernel) load(ctx context.Context, name string) error {
 }
 
 func (k *Kernel) write(c agentapi.Sysctl) error {
-	if k.o.Shared && !namespaced(c.Name) {
+	if k.o.Shared && !sysctls.IsNamespaced(c.Name) {
 		return refuse("set sysctl %s=%s: this machine shares its kernel with others, and this sysctl is not namespaced", c.Name, c.Value)
 	}
 	f, err := os.OpenFile(filepath.Join(k.o.Root, "proc/sys", path(c.Name)), os.O_WRONLY|os.O_TRUNC, 0)
@@ -185,12 +181,6 @@ func (k *Kernel) write(c agentapi.Sysctl) error {
 
 // path is that of a sysctl below /proc/sys.
 func path(name string) string { return strings.NewReplacer(".", "/", "/", ".").Replace(name) }
-
-// namespaced reports whether each machine has a sysctl of its own, however many share a kernel.
-func namespaced(name string) bool {
-	of, _, _ := sysctl.GetNamespace(name)
-	return of != sysctl.UnknownNamespace
-}
 
 // write replaces a file as a whole.
 func write(path string, content []byte) error {

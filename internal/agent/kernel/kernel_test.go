@@ -66,7 +66,7 @@ func (w *world) kernel(shared bool) *Kernel {
 	})
 }
 
-func sysctls(all ...string) (s agentapi.KernelSettings) {
+func settings(all ...string) (s agentapi.KernelSettings) {
 	for _, one := range all {
 		name, value, _ := strings.Cut(one, "=")
 		s.Sysctls = append(s.Sysctls, agentapi.Sysctl{Name: name, Value: value})
@@ -77,7 +77,7 @@ func sysctls(all ...string) (s agentapi.KernelSettings) {
 func TestModulesAreLoadedAndThenSysctlsSet(t *testing.T) {
 	w := newWorld(t)
 	k := w.kernel(false)
-	asked := sysctls("vm.max_map_count=262144", "net.ipv4.conf.eth0/100.forward=1", "net.br_netfilter=1")
+	asked := settings("vm.max_map_count=262144", "net.ipv4.conf.eth0/100.forward=1", "net.br_netfilter=1")
 	asked.Modules = []string{"bridge", "br_netfilter"}
 	if err := k.Apply(t.Context(), asked); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestAMachineThatWasStartedAnewHasItsSettingsAgain(t *testing.T) {
 	if err := w.kernel(false).Restore(t.Context()); err != nil {
 		t.Fatalf("without settings: %v", err)
 	}
-	if err := w.kernel(false).Apply(t.Context(), sysctls("vm.max_map_count=262144")); err != nil {
+	if err := w.kernel(false).Apply(t.Context(), settings("vm.max_map_count=262144")); err != nil {
 		t.Fatal(err)
 	}
 	w.file("proc/sys/vm/max_map_count", "300000\n") // a privileged pod may change it
@@ -122,15 +122,15 @@ func TestWhatTheKernelRefusesIsNamedWithItsAnswer(t *testing.T) {
 		shared bool
 		want   string // "" for no refusal
 	}{
-		"no such sysctl":     {sysctls("vm.max_map_coun=1"), false, "set sysctl vm.max_map_coun=1: the kernel has no such sysctl"},
-		"a folder":           {sysctls("vm=1"), false, "set sysctl vm=1: the kernel says: is a directory"},
+		"no such sysctl":     {settings("vm.max_map_coun=1"), false, "set sysctl vm.max_map_coun=1: the kernel has no such sysctl"},
+		"a folder":           {settings("vm=1"), false, "set sysctl vm=1: the kernel says: is a directory"},
 		"no such module":     {agentapi.KernelSettings{Modules: []string{"missing"}}, false, "load module missing: no such module"},
-		"a path":             {sysctls("../../etc/passwd=1"), false, `set sysctl "../../etc/passwd": not the name of a sysctl`},
+		"a path":             {settings("../../etc/passwd=1"), false, `set sysctl "../../etc/passwd": not the name of a sysctl`},
 		"a path of modules":  {agentapi.KernelSettings{Modules: []string{"../x"}}, false, `load module "../x": not the name of a module`},
-		"two lines":          {sysctls("vm.max_map_count=1\n2"), false, `set sysctl vm.max_map_count="1\n2": not one line`},
-		"the host's":         {sysctls("vm.max_map_count=262144"), true, "set sysctl vm.max_map_count=262144: this machine shares its kernel"},
+		"two lines":          {settings("vm.max_map_count=1\n2"), false, `set sysctl vm.max_map_count="1\n2": not one line`},
+		"the host's":         {settings("vm.max_map_count=262144"), true, "set sysctl vm.max_map_count=262144: this machine shares its kernel"},
 		"the host's modules": {agentapi.KernelSettings{Modules: []string{"bridge"}}, true, "load module bridge: this machine shares its kernel"},
-		"its own, of a kernel that others have too": {sysctls("kernel.msgmax=70000"), true, ""},
+		"its own, of a kernel that others have too": {settings("kernel.msgmax=70000"), true, ""},
 	} {
 		w := newWorld(t)
 		err := w.kernel(tc.shared).Apply(t.Context(), tc.asked)
