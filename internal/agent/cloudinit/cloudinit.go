@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/pki"
 )
@@ -83,22 +84,15 @@ func Leave(path string, document []byte, place string) error {
 	return nil
 }
 
-// Replace writes a file beside the one that is there, and puts it in its place. Where that has this
-// content already it stays: a machine whose disk is full starts again with what its last boot wrote.
+// Replace replaces a file as a whole. One that has this content already stays: a machine whose disk is full starts again with
+// what its last boot wrote.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	if info, err := os.Lstat(path); err == nil && info.Mode() == mode {
 		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
 			return nil
 		}
 	}
-	tmp := path + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.WriteFile(tmp, content, mode); err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
-	}
-	return os.Rename(tmp, path)
+	return atomicfile.Write(path, content, mode)
 }
 
 func readFile(path string, most int64) ([]byte, error) {

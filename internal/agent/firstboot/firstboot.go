@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/cloudconfig"
 )
 
@@ -226,21 +227,5 @@ func store(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return atomicfile.WriteSynced(path, data, 0o600)
 }

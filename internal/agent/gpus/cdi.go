@@ -2,7 +2,6 @@ package gpus
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -13,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/elotl/kip/internal/atomicfile"
 )
 
 // Kind is that of the devices in CDI. It is not NVIDIA's own (nvidia.com/gpu), which
@@ -177,11 +178,7 @@ func (m Machine) Write(s cdi.Spec) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("describe the GPUs: %w", err)
 	}
-	tmp := file + ".new" // no name that a runtime reads
-	if err := errors.Join(os.WriteFile(tmp, b, 0o644), os.Chmod(tmp, 0o644)); err != nil {
-		return fmt.Errorf("describe the GPUs: %w", err)
-	}
-	if err := os.Rename(tmp, file); err != nil {
+	if err := atomicfile.Write(file, b, 0o644); err != nil {
 		return fmt.Errorf("describe the GPUs: %w", err)
 	}
 	return nil

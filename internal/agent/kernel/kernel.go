@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/sysctls"
 )
 
@@ -187,8 +188,5 @@ func write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.Write(path, content, 0o600)
 }

@@ -9,7 +9,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"io/fs"
 	"math/big"
 	"net"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/atomicfile"
 )
 
 // lifetime of the machine's certificates. A cell may run for months, and they
@@ -169,15 +169,7 @@ func (i *issuer) issue(name string, usage x509.ExtKeyUsage) (tls.Certificate, er
 
 // write replaces a file that only root may read.
 func write(path, kind string, der []byte) error {
-	tmp := path + ".new"
-	// A file of an earlier run would keep its mode.
-	if err := os.Remove(tmp); err != nil && !os.IsNotExist(err) {
-		return fmt.Errorf("write certificate: %w", err)
-	}
-	if err := os.WriteFile(tmp, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), fs.FileMode(0o600)); err != nil {
-		return fmt.Errorf("write certificate: %w", err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := atomicfile.Write(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
 		return fmt.Errorf("write certificate: %w", err)
 	}
 	return nil

@@ -260,7 +260,7 @@ func TestABootOnAFullDiskGoesOnWithWhatTheLastOneLeft(t *testing.T) {
 	files := []string{"etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/machine-id", "var/lib/cloud/seed/user-data",
 		"var/lib/cloud/seed/launch-index"}
 	for _, f := range files {
-		if err := os.MkdirAll(filepath.Join(root, f+".new", "in the way"), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(f), "."+filepath.Base(f)+".new", "in the way"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -268,7 +268,7 @@ func TestABootOnAFullDiskGoesOnWithWhatTheLastOneLeft(t *testing.T) {
 		t.Errorf("the same once more: %v", err)
 	}
 	data.Hostname = "another"
-	if err := leave(root, data, n); err == nil || !strings.Contains(err.Error(), "etc/hostname.new") {
+	if err := leave(root, data, n); err == nil || !strings.Contains(err.Error(), "etc/.hostname.new") {
 		t.Errorf("another name: %v", err)
 	}
 	for _, f := range files {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/netdump"
 )
 
@@ -40,10 +41,10 @@ func NamePod(gateDir, uid string) error {
 	if err := os.MkdirAll(gateDir, 0o700); err != nil {
 		return fmt.Errorf("note the UID of the cell's pod: %w", err)
 	}
-	if err := os.WriteFile(path+".new", []byte(uid), 0o600); err != nil {
+	if err := atomicfile.Write(path, []byte(uid), 0o600); err != nil {
 		return fmt.Errorf("note the UID of the cell's pod: %w", err)
 	}
-	return os.Rename(path+".new", path)
+	return nil
 }
 
 // NamedPod returns the UID that NamePod has noted; "" for none.

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/netdump"
 )
 
@@ -73,7 +74,7 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if err := replaceFile(bridgeRecord(cfg), data, 0o600); err != nil {
+		if err := atomicfile.Write(bridgeRecord(cfg), data, 0o600); err != nil {
 			return 0, fmt.Errorf("record bridge %s: %w", cfg.Bridge, err)
 		}
 		attrs := netlink.NewLinkAttrs()

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -42,7 +43,7 @@ func Interrupt(cfg Config, id string, at time.Time) error {
 		return fmt.Errorf("interrupt %s: %w", id, err)
 	}
 	text := at.UTC().Format(time.RFC3339Nano) + "\n"
-	if err := replaceFile(filepath.Join(cfg.interruptionsDir(), id), []byte(text), 0o600); err != nil {
+	if err := atomicfile.Write(filepath.Join(cfg.interruptionsDir(), id), []byte(text), 0o600); err != nil {
 		return fmt.Errorf("interrupt %s: %w", id, err)
 	}
 	return nil

@@ -62,7 +62,7 @@ func TestInterruptionsAreAnnouncedOnce(t *testing.T) {
 
 	look()
 	write(a, "2026-01-31T12:00:30Z\n")
-	write(a+".new", "2026-01-31T12:00:30Z") // not yet renamed
+	write("."+a+".new", "2026-01-31T12:00:30Z") // not yet renamed
 	write(empty, "")
 	write(bad, "tomorrow")
 	write(gone, "")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -35,15 +36,7 @@ func (r record) write(dir string) error {
 	if err != nil {
 		return fmt.Errorf("encode record of %s: %w", r.Instance.ID, err)
 	}
-	return replaceFile(filepath.Join(dir, recordName), data, 0o600)
-}
-
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, data, mode); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return atomicfile.Write(filepath.Join(dir, recordName), data, 0o600)
 }
 
 func readRecord(dir string) (record, error) {

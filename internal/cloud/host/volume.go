@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"sync"
 
+	"github.com/elotl/kip/internal/atomicfile"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -52,16 +53,7 @@ func (r diskRecord) write(cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("encode the record of %s: %w", r.Disk.ID, err)
 	}
-	path := filepath.Join(cfg.diskDir(r.Disk.ID), diskRecordName)
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.WriteSynced(filepath.Join(cfg.diskDir(r.Disk.ID), diskRecordName), data, 0o600)
 }
 
 // readDisk returns a disk's record; fs.ErrNotExist for a disk that is not there.
