@@ -3,8 +3,6 @@ package release
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Checksums is the file with the SHA-256 of all others, as sha256sum -c reads it.
@@ -147,7 +147,7 @@ func (o Options) clients(ctx context.Context, dir string) error {
 		if err := pack(filepath.Join(dir, archive), o.Created, plugin); err != nil {
 			return err
 		}
-		sum, err := sumOf(filepath.Join(dir, archive))
+		sum, err := agentapi.SHA256Of(filepath.Join(dir, archive))
 		if err != nil {
 			return err
 		}
@@ -313,19 +313,6 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-func sumOf(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
 // writeChecksums adds the file with all checksums, and returns the names of all files.
 func writeChecksums(dir string) ([]string, error) {
 	files, err := os.ReadDir(dir)
@@ -335,7 +322,7 @@ func writeChecksums(dir string) ([]string, error) {
 	var text strings.Builder
 	var names []string
 	for _, f := range files {
-		sum, err := sumOf(filepath.Join(dir, f.Name()))
+		sum, err := agentapi.SHA256Of(filepath.Join(dir, f.Name()))
 		if err != nil {
 			return nil, err
 		}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // write writes a file, a program if it begins as a script.
@@ -218,7 +220,7 @@ func TestKrewIsToldTheArchives(t *testing.T) {
 	}
 	for i, p := range p.Spec.Platforms {
 		archive, ok := strings.CutPrefix(p.URI, o.URL+"/")
-		sum, err := sumOf(filepath.Join(o.Out, archive))
+		sum, err := agentapi.SHA256Of(filepath.Join(o.Out, archive))
 		if !ok || err != nil || sum != p.SHA256 {
 			t.Errorf("%s has the checksum %s (%v), want %s", p.URI, sum, err, p.SHA256)
 		}

@@ -7,8 +7,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -186,6 +188,20 @@ type Agent struct {
 	// SHA256 are the digests of its files in 64 lower-case hex digits, by architecture as Go
 	// names it.
 	SHA256 map[string]string `json:"sha256"`
+}
+
+// SHA256Of returns the digest of a file as Agent.SHA256 has it.
+func SHA256Of(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // Source is the URL of the agent's file for an architecture.

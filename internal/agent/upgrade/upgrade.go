@@ -18,7 +18,6 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -111,7 +110,7 @@ func New(o Options) *Upgrade {
 	if o.SyncFolder == nil {
 		o.SyncFolder = syncFolder
 	}
-	return &Upgrade{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return digestOf(o.Self) })}
+	return &Upgrade{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return agentapi.SHA256Of(o.Self) })}
 }
 
 // Want says that this is to be the agent. It returns nil where the one that runs is it,
@@ -414,7 +413,7 @@ func Kept(dir, self string) (program string, err error) {
 		if info, err := os.Stat(path); err == nil && os.SameFile(info, runs) {
 			return "", nil // else it would start itself for ever
 		}
-		is, err := digestOf(path)
+		is, err := agentapi.SHA256Of(path)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
@@ -433,18 +432,4 @@ func syncFolder(path string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
-}
-
-// digestOf is the SHA-256 of a file, in lower-case hex digits.
-func digestOf(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return "", fmt.Errorf("read %s: %w", path, err)
-	}
-	return strings.ToLower(hex.EncodeToString(sum.Sum(nil))), nil
 }
