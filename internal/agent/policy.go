@@ -91,10 +91,9 @@ func (a *Agent) namePod(encoded []byte) error {
 func (a *Agent) getFirewall(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(agentapi.FirewallStatus{
-		Digest:      a.firewall.Digest(),
-		Masquerades: true,
-		Beside:      true,
-		PodUID:      network.NamedPod(a.gateDir()),
+		Digest: a.firewall.Digest(),
+		Beside: true,
+		PodUID: network.NamedPod(a.gateDir()),
 	})
 }
 

@@ -54,7 +54,8 @@ type BatchUserData struct {
 // launch index in decimal.
 func BatchCell(batch, place string) string { return batch + "-" + place }
 
-// Paths of the HTTP API that itzo serves.
+// Paths of the HTTP API that itzo serves. The agent of an image is as old as the image: it answers 404 at a path that it does not
+// know.
 const (
 	// PathConfig takes a Config by PUT. itzo answers 200 when it has written
 	// the configuration and started containerd, kube-proxy and the kubelet; a second PUT
@@ -65,14 +66,13 @@ const (
 	// out, once in the machine's life. It answers 503 as long as that goes on, then 200 with a
 	// CloudInitDone, however often it is asked; 400 for what it cannot carry out here, of
 	// which it has done nothing. GET with ParamDigest is answered as PUT of the file with that
-	// digest, and with 404 where none with it was begun. An agent before this path answers 404,
-	// one before GET 405.
+	// digest, and with 404 where none with it was begun.
 	PathCloudInit = "/v1/cloud-init"
 	// PathAgent takes an Agent by PUT, before the first Config. itzo answers 200 where it is
 	// that agent. Else it fetches it, answers 503 meanwhile, and lets it take its place, which
 	// breaks the tunnel; that agent then answers. No Config is taken meanwhile: its PUT is
 	// answered with 503, too. 400 for one that this machine cannot have: nothing of it was
-	// started. An agent before this path answers 404.
+	// started.
 	PathAgent = "/v1/agent"
 	// PathDisks takes Disks by PUT. itzo answers 200 when each of them is at its
 	// DiskPath and no other is mounted any more, and 503 as long as that is not so,
@@ -86,7 +86,7 @@ const (
 	// modules, sets the sysctls, and answers 200. It does both again when the machine was started anew. It answers
 	// 503 before it has set what kube-proxy sets, which is to come first; the PUT is then to be
 	// repeated. 400 for what the machine refuses, with its reason; what came before may be in
-	// force. An agent before this path answers 404.
+	// force.
 	PathKernel = "/v1/kernel"
 	// PathStatus returns a Status.
 	PathStatus = "/v1/status"
@@ -94,8 +94,7 @@ const (
 	// and with that the pod may start. GET returns a FirewallStatus.
 	PathFirewall = "/v1/firewall"
 	// PathAuthorities takes Authorities by PUT. The agent answers 200 when they are stored
-	// and hold. An agent before this path answers 404, and goes on with the authority of
-	// its user data.
+	// and hold.
 	PathAuthorities = "/v1/authorities"
 	// PathKubelet is the prefix of the reverse proxy into the cell's kubelet:
 	// GET /kubelet/containerLogs/… and so on, upgrades (SPDY, WebSocket)
@@ -109,8 +108,7 @@ const ParamDigest = "digest"
 // PathNotice takes a Notice by PUT. It is Kip that serves it, to the agent of each cell, beside
 // the Kubernetes API of the cell's kubelet. It answers 200 when it has noted it, 400 for what it
 // cannot read, 503 for what it could not store, and 429 when it is told more than once within
-// NoticePause; after these two it is to be told again. A Kip before this path answers as for what
-// no kubelet may ask, with 403 or 404.
+// NoticePause; after these two it is to be told again.
 const PathNotice = "/kip/v1/notice"
 
 // IsNotice says that a request of a cell's gives a Notice.
@@ -373,11 +371,10 @@ type Firewall struct {
 	AllowMetadata bool      `json:"allowMetadata,omitempty"`
 	Ingress       Direction `json:"ingress"`
 	Egress        Direction `json:"egress"`
-	// Masquerade changes the source of what the pod sends; nil for nothing. Send it only to
-	// an agent that knows it (FirewallStatus.Masquerades): others refuse unknown keys.
+	// Masquerade changes the source of what the pod sends; nil for nothing.
 	Masquerade *Masquerade `json:"masquerade,omitempty"`
 	// Beside says that other pods run beside the pod; nil for none. Send it only to an agent that knows it
-	// (FirewallStatus.Beside).
+	// (FirewallStatus.Beside): others refuse unknown keys.
 	Beside *Beside `json:"beside,omitempty"`
 }
 
@@ -438,8 +435,6 @@ type FirewallStatus struct {
 	// Digest is of the Firewall in force, "" before the first: nothing of the
 	// pod's passes then.
 	Digest string `json:"digest"`
-	// Masquerades reports whether the agent knows Firewall.Masquerade.
-	Masquerades bool `json:"masquerades,omitempty"`
 	// Beside reports whether the agent knows Firewall.Beside. A cell of one that does not runs its pod alone.
 	Beside bool `json:"beside,omitempty"`
 	// PodUID is that of Firewall.Beside in force; "" for none.

@@ -15,10 +15,10 @@ import (
 const (
 	// PathExec runs a command on the machine as root: POST with "Upgrade: kip-exec" and the query of an Exec. itzo answers 101
 	// once the command runs; both ends then send frames. It answers 400 for a command that cannot be started, and 429 while
-	// too many run. The command ends with the connection. An agent before this path answers 404.
+	// too many run. The command ends with the connection.
 	PathExec = "/v1/exec"
 	// PathLogs is the prefix of the logs of the machine's parts: GET /v1/logs/kubelet?tail=100 returns the last 100 lines. itzo
-	// answers 404 for a log that the machine does not have. An agent before this path answers 404.
+	// answers 404 for a log that the machine does not have.
 	PathLogs = "/v1/logs"
 )
 

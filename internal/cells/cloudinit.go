@@ -95,14 +95,13 @@ func (s *cloudInits) begin(ctx context.Context, e *entry, session agentSession, 
 // errNotBegun: the agent knows nothing of the file, and is to be given it once more.
 var errNotBegun = fmt.Errorf("the agent has not begun with the cloud-init file: %w", agentapi.ErrNotYet)
 
-// askDone asks the agent, which has the file, whether it is done. One that can only be asked
-// by giving it the file says that it knows no such method.
+// askDone asks the agent, which has the file, whether it is done.
 func (s *cloudInits) askDone(ctx context.Context, e *entry, session agentSession, digest string) (failures []string, err error) {
 	err = s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) (err error) {
 		failures, err = agent.CloudInitDone(ctx, digest)
 		return err
 	})
-	if answered(err, http.StatusNotFound, http.StatusMethodNotAllowed) {
+	if answered(err, http.StatusNotFound) {
 		return nil, errNotBegun
 	}
 	return failures, err

@@ -63,7 +63,6 @@ type setUps struct {
 	answer string
 	asked  []string
 	polls  []string // asked by the digest, or how otherwise
-	onlyBy string   // the one method that they know; "" for each
 	began  map[string]bool
 }
 
@@ -86,9 +85,6 @@ func (s *setUps) serve(r *http.Request) *http.Response {
 	switch r.URL.Path {
 	case agentapi.PathCloudInit:
 		switch digest := r.URL.Query().Get(agentapi.ParamDigest); {
-		case s.onlyBy != "" && r.Method != s.onlyBy:
-			s.polls = append(s.polls, r.Method+" refused")
-			return &http.Response{StatusCode: http.StatusMethodNotAllowed, Body: http.NoBody}
 		case r.Method == http.MethodGet && !s.began[digest]:
 			s.polls = append(s.polls, "not begun")
 			return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}
@@ -405,20 +401,6 @@ func TestAnAgentIsGivenItsCloudInitFileOnceAndAskedLessAndLessOften(t *testing.T
 		b.later(6 * time.Second)
 		if b.phase("a") != apiv1.Bound {
 			t.Errorf("it is %q", b.phase("a"))
-		}
-	})
-}
-
-func TestAnAgentThatKnowsOnlyHowToTakeACloudInitFileIsGivenItAgain(t *testing.T) {
-	agents := &setUps{status: http.StatusServiceUnavailable, onlyBy: http.MethodPut}
-	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
-		b.links.agents = agents.serve
-		b.request("a", "nano")
-		b.later(time.Minute)
-		agents.say(http.StatusOK, "{}")
-		b.later(11 * time.Second)
-		if b.phase("a") != apiv1.Bound || len(b.said("CloudInitUnfit")) > 0 {
-			t.Errorf("it is %q; said %v", b.phase("a"), b.events)
 		}
 	})
 }

@@ -7,12 +7,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -187,7 +185,6 @@ func (s *trust) unmovedOfLocked(entries []*entry) (all []Unmoved) {
 // unmovedForLocked says what a cell waits for that is to be moved. The caller holds table.mu.
 func (s *trust) unmovedForLocked(e *entry) string {
 	state := s.cells.of(e)
-	refused, is := errors.AsType[*agentapi.StatusError](state.err)
 	switch cell := e.cell(); {
 	case e.ending != "" || !cell.Live():
 		return "it ends"
@@ -200,8 +197,6 @@ func (s *trust) unmovedForLocked(e *entry) string {
 			return "it is not connected: " + err.Error()
 		}
 		return "it is not connected"
-	case is && refused.Code == http.StatusNotFound:
-		return "its agent is of a release that knows no other CA than that of its launch"
 	case state.err != nil:
 		return state.err.Error()
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/tunnel"
 )
@@ -190,7 +188,7 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 		a := rotates(b, "ca-1")
 		pods := b.bound(2)
 		cells := map[string]error{}
-		for n, err := range []error{&agentapi.StatusError{Code: http.StatusNotFound}, errors.New("it lies")} {
+		for n, err := range []error{errors.New("its disk is full"), errors.New("it lies")} {
 			cell, _ := b.cells.ForPod(ref(pods[n]).UID)
 			cells[cell.ID] = err
 		}
@@ -210,7 +208,7 @@ func TestACellThatIsNotMovedStaysWithTheOldCAAndIsAskedSeldom(t *testing.T) {
 			t.Fatalf("%d are not moved: %v", len(left), left)
 		}
 		whys := left[0].Why + "; " + left[1].Why
-		if !strings.Contains(whys, "it lies") || !strings.Contains(whys, "its agent is of a release") {
+		if !strings.Contains(whys, "it lies") || !strings.Contains(whys, "its disk is full") {
 			t.Errorf("they wait for: %s", whys)
 		}
 

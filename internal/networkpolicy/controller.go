@@ -164,8 +164,6 @@ type agent struct {
 	// asked is false until this connection's agent has said what it has in force.
 	asked  bool
 	digest string
-	// masquerades says that the agent can.
-	masquerades bool
 	// beside says that the agent can tell the pod from others.
 	beside bool
 	pushed time.Time // when rules were last handed over
@@ -441,7 +439,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 			return
 		}
 		c.mu.Lock()
-		a.asked, a.digest, a.masquerades, a.beside = true, inForce.Digest, inForce.Masquerades, inForce.Beside
+		a.asked, a.digest, a.beside = true, inForce.Digest, inForce.Beside
 		c.found(x, inForce)
 	}
 	if c.cfg.Beside != nil && !a.beside {
@@ -457,7 +455,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 			return
 		}
 	}
-	masquerade, known := c.masquerade(x, a)
+	masquerade, known := c.masquerade(x)
 	if !known {
 		c.mu.Unlock()
 		return // MasqueradeChanged comes back here

@@ -75,9 +75,7 @@ type agentOf struct {
 	hangs  bool  // says nothing until the caller gives up
 	takes  time.Duration
 	calls  int
-	// masquerades says that the agent knows Firewall.Masquerade.
-	masquerades bool
-	// beside says that it knows Firewall.Beside.
+	// beside says that the agent knows Firewall.Beside.
 	beside bool
 }
 
@@ -120,7 +118,7 @@ func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 		if fw.Beside != nil {
 			uid = fw.Beside.PodUID
 		}
-		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t,"beside":%t,"podUID":%q}`, digest, a.masquerades, a.beside, uid))
+		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"beside":%t,"podUID":%q}`, digest, a.beside, uid))
 	}
 	a.puts++
 	body, err := io.ReadAll(r.Body)

@@ -15,10 +15,9 @@ func (c *Controller) MasqueradeChanged() {
 
 // masquerade returns what the agent is to be told of masquerading; nil for nothing. It is known at
 // once but for a cell with a public address, which has no rules yet, or has them of an earlier process of
-// Kip. An agent from before masquerading refuses rules that
-// tell of it, and its pod goes on without. The lock is held.
-func (c *Controller) masquerade(x *cell, a *agent) (m *agentapi.Masquerade, known bool) {
-	if c.cfg.Masquerade == nil || !x.PublicAt.IsValid() || !a.masquerades {
+// Kip. The lock is held.
+func (c *Controller) masquerade(x *cell) (m *agentapi.Masquerade, known bool) {
+	if c.cfg.Masquerade == nil || !x.PublicAt.IsValid() {
 		return nil, true
 	}
 	except, does, known := c.cfg.Masquerade(x.Subnet)

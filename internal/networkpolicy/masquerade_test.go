@@ -11,13 +11,13 @@ import (
 )
 
 // public makes a cell with a public address in a subnet.
-func (w *world) public(name, subnet string, masquerades bool) *agentOf {
+func (w *world) public(name, subnet string) *agentOf {
 	w.Helper()
 	p := w.pod(name, "10.0.0.9", nil, "kip-0")
 	if err := w.kip.cfg.Pods.GetStore().Add(p); err != nil {
 		w.Fatal(err)
 	}
-	a := &agentOf{masquerades: masquerades}
+	a := &agentOf{}
 	w.agents[name] = a
 	w.kip.Connected("cell-"+name, a)
 	w.kip.Bound(Cell{
@@ -40,11 +40,8 @@ func TestCellsWithAPublicAddressMasqueradeBesidesTheirRules(t *testing.T) {
 		w.tell(func(string) (_ []netip.Prefix, _, _ bool) { return nil, false, false })
 		w.namespaces()
 		w.policies(denyAll)
-		in, out := w.public("in", "a", true), w.public("out", "b", true)
-		old, private := w.public("old", "a", false), w.cell("private")
-		private.mu.Lock()
-		private.masquerades = true
-		private.mu.Unlock()
+		in, out := w.public("in", "a"), w.public("out", "b")
+		private := w.cell("private")
 		w.later(time.Second)
 		for name, a := range map[string]*agentOf{"in": in, "out": out} {
 			if fw, _ := a.now(); fw != nil {
@@ -57,7 +54,6 @@ func TestCellsWithAPublicAddressMasqueradeBesidesTheirRules(t *testing.T) {
 				t.Errorf("%s has %+v", name, fw)
 			}
 		}
-		plain("old", old)
 		plain("private", private)
 
 		except := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
@@ -91,32 +87,8 @@ func TestCellsWithAPublicAddressMasqueradeBesidesTheirRules(t *testing.T) {
 		if fw, _ := in.now(); fw == nil || fw.Masquerade != nil || fw.Egress.Isolated {
 			t.Errorf("without masquerading it has %+v", fw)
 		}
-		for name, a := range map[string]*agentOf{"old": old, "private": private} {
-			if fw, puts := a.now(); fw == nil || fw.Masquerade != nil || puts != 2 {
-				t.Errorf("%s has %+v after %d calls, of which each policy makes one", name, fw, puts)
-			}
-		}
-	})
-}
-
-// An agent says for each connection what it knows: the next one may be another's.
-func TestAnAgentThatLearnsToMasqueradeIsToldTo(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.namespaces()
-		w.policies()
-		w.tell(func(string) ([]netip.Prefix, bool, bool) { return nil, true, true })
-		a := w.public("p", "a", false)
-		w.later(time.Second)
-		if fw, _ := a.now(); fw == nil || fw.Masquerade != nil {
-			t.Fatalf("an agent that does not know it has %+v", fw)
-		}
-		a.mu.Lock()
-		a.masquerades = true
-		a.mu.Unlock()
-		w.kip.Connected("cell-p", a)
-		w.later(time.Second)
-		if fw, _ := a.now(); fw == nil || fw.Masquerade == nil {
-			t.Errorf("an agent that knows it has %+v", fw)
+		if fw, puts := private.now(); fw == nil || fw.Masquerade != nil || puts != 2 {
+			t.Errorf("one without a public address has %+v after %d calls, of which each policy makes one", fw, puts)
 		}
 	})
 }

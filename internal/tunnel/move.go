@@ -63,8 +63,7 @@ func (s *Session) notAccepted(tc *tls.Conn, by credentials, err error) error {
 // Trust has a cell that is connected trust Kip's authorities, and no others, and gives it
 // a certificate of the one that signs. When it returns nil the cell has proven that it
 // knows Kip by that one, by which the session dials from then on. Until then nothing is
-// changed, whatever the agent says. An agent that knows nothing of this answers an
-// agentapi.StatusError with 404.
+// changed, whatever the agent says.
 func (s *Session) Trust(ctx context.Context) error {
 	s.mu.Lock()
 	leaf := s.leaf

@@ -96,8 +96,7 @@ func plausible(term uint64, now time.Time) bool {
 
 // admit refuses the Kip of a term below the highest. It returns whether this one is
 // above all before. That it could not be stored is an error beside that: the term holds
-// until this process ends. A Kip that says no term, as one before this, is never
-// refused, so that one can go back to it. A term that is not plausible is none.
+// until this process ends. A term that is not plausible is none.
 func (t *terms) admit(term uint64, now time.Time) (newest bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +105,7 @@ func (t *terms) admit(term uint64, now time.Time) (newest bool, err error) {
 		highest = 0
 	}
 	switch {
-	case term == 0 || term == highest || !plausible(term, now):
+	case term == highest || !plausible(term, now):
 		return false, nil
 	case term < highest:
 		return false, &olderError{term, highest}

@@ -192,7 +192,7 @@ func (w *Watcher) request(ctx context.Context, method, path, header, value strin
 	return strings.TrimSpace(string(body)), now, nil
 }
 
-// tell tells Kip. A Kip that does not know of notices is told once.
+// tell tells Kip.
 func (w *Watcher) tell(ctx context.Context, n agentapi.Notice) error {
 	ctx, cancel := context.WithTimeout(ctx, kipLimit)
 	defer cancel()
@@ -210,9 +210,8 @@ func (w *Watcher) tell(ctx context.Context, n agentapi.Notice) error {
 		return fmt.Errorf("tell Kip: %w", err)
 	}
 	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
-		return nil
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("tell Kip: it answered %s", resp.Status)
 	}
-	return fmt.Errorf("tell Kip: it answered %s", resp.Status)
+	return nil
 }
