@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodeplan"
@@ -30,7 +31,7 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 	if err != nil {
 		return err
 	}
-	sealer, err := openSealer(k.cfg.Etcd.EncryptionKeyFiles)
+	sealer, err := cellca.OpenSealer(k.cfg.Etcd.EncryptionKeyFiles)
 	if err != nil {
 		return err
 	}
@@ -46,8 +47,8 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		},
 		Listen: k.listenForAdmission,
 		Authorities: func(ctx context.Context) (pki.Authorities, error) {
-			is, err := readAuthorities(ctx, own, sealer, k.clock)
-			return is.authorities, err
+			is, err := cellca.Read(ctx, own, sealer, k.clock)
+			return is.Authorities, err
 		},
 		Rules: func() admission.Rules {
 			cfg := k.configNow()

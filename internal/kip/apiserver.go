@@ -193,7 +193,7 @@ func (a *apiServer) clusterDNS(
 	ctx context.Context, given netip.Addr, shared *watches.Watches, st *store.Store, log *slog.Logger,
 ) (cells.ClusterDNS, error) {
 	if given.IsValid() {
-		return givenDNS{given}, nil
+		return givenDNS{addr: given}, nil
 	}
 	// The first answer, for as long as the cell API does not know the Services yet. A cell
 	// that runs must not be told meanwhile that there is none.

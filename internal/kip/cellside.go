@@ -3,7 +3,9 @@ package kip
 import (
 	"context"
 
+	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloudinitfile"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/version"
@@ -13,8 +15,8 @@ import (
 type cellSide struct {
 	clusterSide
 	cells     *cells.Controller
-	cloudInit cloudInitLoop
-	rotation  *rotation
+	cloudInit *cloudinitfile.Loop
+	rotation  *cellca.Rotation
 	mirror    *cells.Mirror
 	meter     *stats.Meter
 }
@@ -22,7 +24,15 @@ type cellSide struct {
 // keepCells makes what launches cells, keeps them and ends them.
 func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
 	l.clusterSide = c
-	cloudInit, err := l.openCloudInit(ctx, c.sayOfNode)
+	cloudInit, err := cloudinitfile.Open(ctx, cloudinitfile.Config{
+		Source:  cloudInitSource(l.cfg),
+		AtStart: l.setUp,
+		Store:   l.store,
+		Sealer:  l.sealer,
+		Events:  l.ofNode,
+		Clock:   l.clock,
+		Log:     l.Log,
+	})
 	if err != nil {
 		return l, err
 	}
@@ -33,8 +43,18 @@ func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
 	}
 	l.cells = cells.New(cfg)
 	l.atEnd(l.cells.Close)
-	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
-	l.rotation = l.newRotation(l.cells, c.sayOfNode)
+	l.cloudInit = cloudinitfile.NewLoop(cloudInit, l.cells, l.watchdog)
+	l.rotation = cellca.New(cellca.Config{
+		CA:       l.ca,
+		Sealer:   l.sealer,
+		Overlap:  l.cfg.Cells.CAOverlap,
+		Store:    l.store,
+		Cells:    l.cells,
+		Events:   l.ofNode,
+		Watchdog: l.watchdog,
+		Clock:    l.clock,
+		Log:      l.Log,
+	})
 	l.mirror = cells.NewMirror(l.cells, l.cellAPI, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
 	l.atEnd(l.mirror.Close)
 	l.meter = stats.NewMeter(stats.Config{
@@ -46,11 +66,10 @@ func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
 }
 
 // cellsConfig is what cells are kept by.
-func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloudInit, uses *stats.Uses) (cells.Config, error) {
-	authorities := l.ca.is.authorities
+func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit cells.CloudInit, uses *stats.Uses) (cells.Config, error) {
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
-		Authority: authorities.Signing,
-		Before:    authorities.Before,
+		Authority: l.ca.Signing,
+		Before:    l.ca.Before,
 		Term:      l.hold.Term(),
 		Log:       l.Log,
 		Late:      l.late,
@@ -85,9 +104,9 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		Generation:   l.generation,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
-		CAHash:       authorities.Signing.Hash(),
-		OldCAHash:    l.ca.oldHash(),
-		Template:     template(l.cfg, authorities.Signing.Hash()),
+		CAHash:       l.ca.Signing.Hash(),
+		OldCAHash:    l.ca.OldHash(),
+		Template:     template(l.cfg, l.ca.Signing.Hash()),
 		CloudInit:    cloudInit,
 		NodeEvents:   l.nodes,
 		Agent:        agentOf(l.cfg),
@@ -96,9 +115,9 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		Pools:     pools,
 		MaxAge:    l.cfg.Cells.MaxAge,
 		Options:   standbyOptions(l.cfg),
-		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
+		Shortages: seenShortages{storedShortages: l.shortages, nodes: l.nodes, catalogue: l.instanceTypes},
 
-		Meter:     useOfCells{uses},
+		Meter:     useOfCells{uses: uses},
 		Events:    l.events,
 		Observers: []cells.Observer{l.metrics}, // what is counted and shown comes first, then what acts
 		Logs:      l.savedLogs(),

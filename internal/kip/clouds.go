@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud/local"
+	"github.com/elotl/kip/internal/cloudinitfile"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/version"
@@ -29,6 +30,11 @@ func Child(args []string) bool {
 
 // onlyKipsImage says that the cloud's machines have Kip's own image, and no other.
 func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil || cfg.Cloud.QEMU != nil }
+
+// cloudInitSource is the file that cells.cloudInitFile names.
+func cloudInitSource(cfg *config.Config) cloudinitfile.Source {
+	return cloudinitfile.Source{Path: cfg.Cells.CloudInitFile, KipsImage: onlyKipsImage(cfg)}
+}
 
 // launchOptions are what provider.yaml says of each launch.
 func launchOptions(cfg *config.Config) cells.Options {

@@ -139,3 +139,39 @@ func (l *leading) notBehind() error {
 	}
 	return nil
 }
+
+// ofLeader asks what only a process that leads can answer.
+func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
+	if l := k.leading.Load(); l != nil {
+		answer = ask(l)
+	}
+	return answer
+}
+
+// reading is what metrics tell of the moment.
+func (k *process) reading() metrics.Reading {
+	r := ofLeader(k, (*leading).reading)
+	r.Aside = k.aside.Load() != nil
+	return r
+}
+
+// reading is what a process that leads tells of it.
+func (l *leading) reading() metrics.Reading {
+	return metrics.Reading{
+		Cells:   l.cells.List(),
+		NodeOf:  l.cells.NodesOf(),
+		Nodes:   l.nodes.Names(),
+		Tunnels: l.cells.Connected(),
+		Waiting: l.pods.WaitingPods(),
+		Held:    l.guard.Held(),
+		CA: metrics.CA{
+			Ends:    l.ca.Signing.Certificate().NotAfter,
+			Unmoved: len(l.cells.Unmoved()),
+		},
+		Behind: l.notBehind() != nil,
+		Ledger: l.cells.Costs(),
+		Spent:  l.cells.CostsByNamespace(),
+
+		PricesTold: l.instanceTypes.PricesTold(),
+	}
+}

@@ -7,16 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"sync/atomic"
-	"time"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloudinitfile"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/holder"
-	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/version"
@@ -82,7 +79,7 @@ type process struct {
 	Options
 	cfg      *config.Config
 	data     catalog.InstanceData // nil for none
-	setUp    cloudInitFile        // the last good one that this process has read
+	setUp    cloudinitfile.File   // as it was when this process began
 	clock    clock.WithTickerAndDelayedExecution
 	metrics  *metrics.Metrics
 	watchdog *watchdog.Watchdog
@@ -120,7 +117,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	operators, err := readCloudInit(cfg)
+	setUp, err := cloudInitSource(cfg).Read()
 	if err != nil {
 		return err
 	}
@@ -128,7 +125,7 @@ func Run(ctx context.Context, o Options) error {
 		Options: o,
 		cfg:     cfg,
 		data:    data,
-		setUp:   operators,
+		setUp:   setUp,
 		clock:   clock.RealClock{},
 	}
 	k.watchdog = watchdog.New(k.clock, o.Log)
@@ -155,6 +152,9 @@ func Run(ctx context.Context, o Options) error {
 	if err := k.identify(ctx); err != nil {
 		return errors.Join(err, st.Close())
 	}
+	if len(cfg.Admission.Profiles) > 0 && o.WebhookPort == 0 {
+		o.Log.Warn("admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods")
+	}
 	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
 	err = runParts(ctx, k.parts())
 	if ctx.Err() != nil {
@@ -177,21 +177,15 @@ func (k *process) identify(ctx context.Context) error {
 // and then runs the parts of that.
 func (k *process) parts() []part {
 	own := k.store.Within(k.controllerID + "/")
-	all := []part{
+	asked := k.WebhookPort != 0
+	return []part{
 		{name: "watchdog", run: k.watchdog.Run},
 		{name: "store", run: func(ctx context.Context) error { return k.keepStore(ctx, own) }},
+		{name: "metrics", run: k.serveMetrics, left: k.MetricsAddr == "0"},
+		{name: "configuration of others", run: func(ctx context.Context) error { return k.followOthers(ctx, own) }, left: !asked},
+		{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }, left: !asked},
+		{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }},
 	}
-	if k.MetricsAddr != "0" {
-		all = append(all, part{name: "metrics", run: k.serveMetrics})
-	}
-	if k.WebhookPort != 0 {
-		all = append(all,
-			part{name: "configuration of others", run: func(ctx context.Context) error { return k.followOthers(ctx, own) }},
-			part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
-	} else if len(k.cfg.Admission.Profiles) > 0 {
-		k.Log.Warn("admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods")
-	}
-	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }
 
 // keepStore keeps the store in order. It ends Kip when the embedded one has stopped:
@@ -206,134 +200,5 @@ func (k *process) keepStore(ctx context.Context, own *store.Store) error {
 		return nil
 	case <-k.store.Done():
 		return fmt.Errorf("etcd has stopped: %w", k.store.Err())
-	}
-}
-
-var (
-	// errDeposed: the lease of the leader has run out.
-	errDeposed = errors.New("this process no longer leads: another Kip may")
-	// errStill: a loop of the leader has stood still, and another is to lead.
-	errStill = errors.New("a loop has stood still, and the lease is given up")
-)
-
-// takeTurns does Kip's work whenever this process leads.
-func (k *process) takeTurns(ctx context.Context, own *store.Store, lead task) error {
-	for {
-		err := k.turn(ctx, own, lead)
-		deposed := errors.Is(err, errDeposed)
-		if errors.Is(err, cells.ErrTakenOver) && !deposed && ctx.Err() == nil {
-			k.Log.Warn("the store has taken over, and its cells are loaded anew")
-			continue
-		}
-		if errors.Is(err, errNewCA) && !deposed && ctx.Err() == nil {
-			k.Log.Info("cells are loaded anew, with the CAs that are stored", "err", err)
-			continue
-		}
-		if errors.Is(err, cells.ErrBehindTime) && !deposed && ctx.Err() == nil {
-			k.Log.Warn("a new term is begun, by a clock that has been set", "err", err)
-			continue
-		}
-		if (errors.Is(err, holder.ErrOther) || errors.Is(err, holder.ErrFollowed)) && !deposed && ctx.Err() == nil {
-			k.Log.Error("two Kips of one node run: what this one did is given up, and its pods go on running on their cells", "err", err)
-			continue
-		}
-		// One that another has followed begins afresh, in a new process. While
-		// the store does not answer nobody follows: this one goes on saying so,
-		// and leads again.
-		if !deposed || own.Healthy(ctx) == nil {
-			return err
-		}
-		k.Log.Warn("the store does not answer; pods go on running on their cells until this process leads again", "err", err)
-	}
-}
-
-// resignTimeout bounds the handing over to another replica, which otherwise waits
-// for the lease to run out.
-const resignTimeout = 3 * time.Second
-
-// task is what a process does while it leads, with its fenced view of the store.
-type task func(ctx context.Context, st *store.Store) error
-
-// turn waits until this process leads, and does Kip's work as long as it does.
-func (k *process) turn(ctx context.Context, own *store.Store, lead task) (err error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return err
-	}
-	leadership, err := leader.Elect(ctx, own, fmt.Sprintf("%s (process %d)", host, os.Getpid()), k.Log)
-	if err != nil {
-		return err
-	}
-	resign := func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
-		defer cancel()
-		return leadership.Resign(ctx)
-	}
-	defer func() { err = errors.Join(err, resign()) }()
-	k.elected.Store(true)
-	defer func() {
-		k.elected.Store(false)
-		k.leading.Store(nil)
-	}()
-	work, stop := context.WithCancelCause(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		select {
-		case <-leadership.Lost():
-			stop(errDeposed)
-		case <-k.watchdog.Stalled():
-			stop(errStill)
-			// Now: what stands still may never end. The fence keeps it from writing.
-			if err := resign(); err != nil {
-				k.Log.Warn("give up the lease", "err", err)
-			}
-		case <-work.Done():
-		}
-	}()
-	defer func() { stop(nil); <-watched }()
-	st := leadership.Store()
-	if err = st.Migrate(work); err == nil {
-		err = lead(work, st)
-	}
-	if cause := context.Cause(work); errors.Is(cause, errDeposed) || errors.Is(cause, errStill) {
-		return errors.Join(cause, err)
-	}
-	return err
-}
-
-// ofLeader asks what only a process that leads can answer.
-func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
-	if l := k.leading.Load(); l != nil {
-		answer = ask(l)
-	}
-	return answer
-}
-
-// reading is what metrics tell of the moment.
-func (k *process) reading() metrics.Reading {
-	r := ofLeader(k, (*leading).reading)
-	r.Aside = k.aside.Load() != nil
-	return r
-}
-
-// reading is what a process that leads tells of it.
-func (l *leading) reading() metrics.Reading {
-	return metrics.Reading{
-		Cells:   l.cells.List(),
-		NodeOf:  l.cells.NodesOf(),
-		Nodes:   l.nodes.Names(),
-		Tunnels: l.cells.Connected(),
-		Waiting: l.pods.WaitingPods(),
-		Held:    l.guard.Held(),
-		CA: metrics.CA{
-			Ends:    l.ca.is.authorities.Signing.Certificate().NotAfter,
-			Unmoved: len(l.cells.Unmoved()),
-		},
-		Behind: l.notBehind() != nil,
-		Ledger: l.cells.Costs(),
-		Spent:  l.cells.CostsByNamespace(),
-
-		PricesTold: l.instanceTypes.PricesTold(),
 	}
 }

@@ -3,6 +3,7 @@ package kip
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -33,7 +34,8 @@ type term struct {
 	holdLoop  *stoppable
 	events    podEvents
 	recorder  record.EventRecorder // of what is no pod's
-	closers   *[]func()            // in the order in which they were made
+	ofNode    nodeEvents
+	closers   *[]func() // in the order in which they were made
 }
 
 // leading is all that a process has while it leads.
@@ -109,7 +111,7 @@ func (t term) begin(ctx context.Context) (*leading, error) {
 
 // parts are all that runs while this process leads.
 func (l *leading) parts(known []cells.Cell) []part {
-	all := []part{
+	return []part{
 		{name: "stall meter", run: l.late.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
@@ -117,43 +119,38 @@ func (l *leading) parts(known []cells.Cell) []part {
 		{name: "facts", run: l.facts.keep},
 		{name: "catalogue", run: l.instanceTypes.Run},
 		{name: "meter", run: l.meter.Run},
-	}
-	if l.provisioner != nil {
-		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
-	}
-	if l.egress != nil {
-		all = append(all, part{
+		{name: "provisioner", run: l.provisioner.Run, left: l.provisioner == nil},
+		{
 			name: "egress",
 			run:  func(ctx context.Context) error { return l.egress.Run(ctx, l.firewalls.MasqueradeChanged) },
-		})
-	}
-	return append(all,
-		part{name: "pods on no node", run: func(ctx context.Context) error { return l.reportUnplaced(ctx, l.nodes.KeptAway) }},
-		part{name: "pod informer", run: l.nodeController.Follow}, // and the kubelet port, of each node
-		part{name: "cell API", run: l.cellAPI.Run},
-		part{name: "firewalls", run: l.firewalls.Run},
+			left: l.egress == nil,
+		},
+		{name: "pods on no node", run: func(ctx context.Context) error { return l.reportUnplaced(ctx, l.nodes.KeptAway) }},
+		{name: "pod informer", run: l.nodeController.Follow}, // and the kubelet port, of each node
+		{name: "cell API", run: l.cellAPI.Run},
+		{name: "firewalls", run: l.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
-		part{name: "cells", run: l.cells.Run},
-		part{name: "rotation of the CA", run: l.rotation.Run},
-		part{name: "cloud-init file", run: l.cloudInit.Run},
-		part{name: "saved logs", run: l.sweepLogs},
-		part{
+		{name: "cells", run: l.cells.Run},
+		{name: "rotation of the CA", run: l.rotation.Run},
+		{name: "cloud-init file", run: l.cloudInit.Run},
+		{name: "saved logs", run: l.sweepLogs},
+		{
 			name:  "cell mirror",
 			run:   func(ctx context.Context) error { return l.mirrorCells(ctx, known) },
 			ready: func(ctx context.Context) { await(ctx, l.crdAnswered) },
 		},
-		part{
+		{
 			name:  "pods of the node",
 			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
 		},
-		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodeController.Registered},
-		part{name: "capacity of virtual nodes", run: l.nodeController.KeepCapacity},
-		part{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
+		{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodeController.Registered},
+		{name: "capacity of virtual nodes", run: l.nodeController.KeepCapacity},
+		{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
-		part{name: "pods", run: l.pods.Run},
-	)
+		{name: "pods", run: l.pods.Run},
+	}
 }
 
 // await waits until c is closed, or ctx ends.
@@ -164,10 +161,17 @@ func await(ctx context.Context, c <-chan struct{}) {
 	}
 }
 
-// sayOfNode reports an Event of Kip's own virtual node.
-func (t *term) sayOfNode(e events.Event) {
-	t.recorder.Event(nodeReference(t.NodeName), e.Type, e.Reason, e.Message)
-	t.Log.Info(e.Message, "node", t.NodeName, "reason", e.Reason)
+// nodeEvents are those of Kip's own virtual node.
+type nodeEvents struct {
+	recorder record.EventRecorder
+	node     string
+	log      *slog.Logger
+}
+
+// Report reports one.
+func (n nodeEvents) Report(e events.Event) {
+	n.recorder.Event(nodeReference(n.node), e.Type, e.Reason, e.Message)
+	n.log.Info(e.Message, "node", n.node, "reason", e.Reason)
 }
 
 // atEnd has f called when this process leads no more, the last given first.
@@ -182,7 +186,8 @@ func (t *term) close() {
 // reportEvents makes what reports Events, which the cloud does, too.
 func (t *term) reportEvents(ctx context.Context) {
 	recorder, stop := t.api.eventRecorder(ctx, t.NodeName)
-	t.events, t.recorder = podEvents{recorder}, recorder
+	t.recorder, t.events = recorder, podEvents{recorder: recorder}
+	t.ofNode = nodeEvents{recorder: recorder, node: t.NodeName, log: t.Log}
 	t.atEnd(stop)
 }
 

@@ -25,7 +25,7 @@ func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
 		check:    l.api.checkCRD,
 		clock:    l.clock,
 		answered: sync.OnceFunc(func() { close(l.crdAnswered) }),
-		say:      l.sayOfNode,
+		say:      l.ofNode.Report,
 		log:      l.Log,
 	}) {
 		return nil

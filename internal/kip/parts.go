@@ -18,6 +18,8 @@ type part struct {
 	// ready waits until those after it in the list may start, or until ctx ends.
 	// Optional: they may start at once.
 	ready func(ctx context.Context)
+	// left says that the part does not run, by the configuration.
+	left bool
 }
 
 // stopTime is how long a part that is stopped holds up the stop of those before it:
@@ -35,6 +37,9 @@ func runParts(ctx context.Context, all []part) error {
 	var running sync.WaitGroup
 	var stops []func()
 	for _, p := range all {
+		if p.left {
+			continue
+		}
 		// The end of ctx reaches each part in its turn, not all at once.
 		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		ended := make(chan struct{})

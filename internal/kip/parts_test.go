@@ -68,7 +68,9 @@ func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var h history
-		end := started(ctx, h.part("a"), h.part("b"), h.part("c"))
+		without := h.part("left")
+		without.left = true
+		end := started(ctx, h.part("a"), without, h.part("b"), h.part("c"))
 		h.want(t, "a starts", "b starts", "c starts")
 		cancel()
 		if err := end(); err != nil {

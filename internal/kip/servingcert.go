@@ -56,9 +56,9 @@ func (l *nodeSide) certificates() certificates {
 	return certificates{
 		Options:   l.Options,
 		config:    l.cfg.ServingCertificate,
-		authority: l.ca.is.authorities.Signing,
+		authority: l.ca.Signing,
 		store:     l.store,
-		sealer:    l.ca.sealer,
+		sealer:    l.sealer,
 		asKip:     l.api.asKip,
 		clients:   l.api,
 		event:     l.nodes.Event,
@@ -76,11 +76,11 @@ func (c certificates) Certificate(ctx context.Context, node string, addresses []
 	switch {
 	case files != nil:
 		c.Log.Info("the kubelet port serves a certificate of files, which Kip reads again when they change", "node", node)
-		return constant{get}, nil
+		return constant{get: get}, nil
 	case c.config.SignerName == "":
 		c.Log.Info("the kubelet port serves Kip's own certificate: kubectl logs and exec fail where the API server verifies kubelets",
 			"node", node, "cure", "servingCertificate.signerName")
-		return constant{get}, nil
+		return constant{get: get}, nil
 	}
 	if !c.sealer.Encrypts() {
 		c.Log.Warn("the key of the serving certificate is not encrypted in the store: who reads that, or a backup of it, can serve as the node",

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
@@ -34,6 +36,17 @@ type asNodes map[string]kubernetes.Interface
 func (a asNodes) As(node string) (kubernetes.Interface, error) { return a[node], nil }
 
 // writePair writes a certificate of an authority, with its key.
+// keyFile is a file with a key for the store.
+func keyFile(t *testing.T, b byte) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "key")
+	text := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32)) + "\n"
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
 func writePair(t *testing.T, authority *pki.Authority, name string) (certFile, keyFile string) {
 	t.Helper()
 	own, err := authority.Server([]string{name}, nil)
@@ -65,7 +78,7 @@ func TestKipSaysAtTheStartWhichCertificateTheKubeletPortServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	certFile, keyFile := writePair(t, authority, "of-files")
-	sealer, err := openSealer(nil)
+	sealer, err := cellca.OpenSealer(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +177,7 @@ func TestTheKeyOfAServingCertificateIsSealedInTheStoreByTheFirstKey(t *testing.T
 	secret := []byte("secret")
 	keep := func(files ...string) *keptCertificate {
 		t.Helper()
-		sealer, err := openSealer(files)
+		sealer, err := cellca.OpenSealer(files)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +226,7 @@ func TestAServingCertificateThatCannotBeSealedAnewServes(t *testing.T) {
 	first, second := keyFile(t, 1), keyFile(t, 2)
 	open := func(st *store.Store, files ...string) *keptCertificate {
 		t.Helper()
-		sealer, err := openSealer(files)
+		sealer, err := cellca.OpenSealer(files)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +277,7 @@ func TestServingCertificatesGoWithTheirNodesAndTheSigner(t *testing.T) {
 // A write whose answer is lost was done all the same.
 func TestAServingCertificateIsKeptAfterALostAnswer(t *testing.T) {
 	st := store.Memory(nil)
-	sealer, err := openSealer(nil)
+	sealer, err := cellca.OpenSealer(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

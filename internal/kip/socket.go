@@ -48,7 +48,7 @@ func (l *leading) openSocket() (*adminapi.Server, error) {
 		Backup:     l.backup,
 		Cleaner:    cleaner,
 		Holder:     heldBack{guard: l.guard},
-		Generation: storeGeneration{l.cells},
+		Generation: storeGeneration{Controller: l.cells},
 		CAKeeper:   l.rotation,
 		Explainer: explain.New(explain.Config{
 			Node:          l.NodeName,
@@ -72,7 +72,7 @@ func consolesOf(of cloud.Console) explain.Console {
 	if of == nil {
 		return nil
 	}
-	return consoles{of}
+	return consoles{of: of}
 }
 
 func (c consoles) Console(ctx context.Context, instance string) ([]byte, error) {

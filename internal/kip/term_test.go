@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/pki"
@@ -106,7 +107,7 @@ func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
 	k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent)}
 	over := errors.New("it is over")
 	ends := []error{fmt.Errorf("hold: %w", holder.ErrOther), fmt.Errorf("hold: %w", holder.ErrFollowed), cells.ErrTakenOver,
-		fmt.Errorf("cells: %w", errNewCA), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
+		fmt.Errorf("cells: %w", cellca.ErrNew), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}
 	led := 0
 	if err := k.takeTurns(t.Context(), st.Within("kip/"), func(context.Context, *store.Store) error {
 		led++

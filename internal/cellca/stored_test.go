@@ -1,4 +1,4 @@
-package kip
+package cellca
 
 import (
 	"bytes"
@@ -44,22 +44,22 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 		{"another is put before it", []string{second, first}, false, true},
 		{"the old one is dropped", []string{second}, false, false},
 	} {
-		sealer, err := openSealer(c.files)
+		sealer, err := OpenSealer(c.files)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var before []byte
-		was, err := st.Get(t.Context(), authorityKey, &before)
+		was, err := st.Get(t.Context(), storeKey, &before)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var log strings.Builder
-		loaded, err := loadAuthorities(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.NewTextHandler(&log, nil)))
+		loaded, err := Load(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.NewTextHandler(&log, nil)))
 		if err != nil {
 			t.Fatalf("%s: %v", c.says, err)
 		}
 		var stored []byte
-		revision, err := st.Get(t.Context(), authorityKey, &stored)
+		revision, err := st.Get(t.Context(), storeKey, &stored)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,17 +73,17 @@ func TestTheCAIsEncryptedInTheStoreAndItsKeyCanBeRotated(t *testing.T) {
 		if (revision != was) != c.rewrite {
 			t.Errorf("%s: it was written: %t", c.says, revision != was)
 		}
-		if hash != "" && loaded.authorities.Signing.Hash() != hash {
+		if hash != "" && loaded.Signing.Hash() != hash {
 			t.Errorf("%s: it is another CA", c.says)
 		}
-		hash = loaded.authorities.Signing.Hash()
+		hash = loaded.Signing.Hash()
 	}
 	for _, files := range [][]string{nil, {first}} {
-		sealer, err := openSealer(files)
+		sealer, err := OpenSealer(files)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := loadAuthorities(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
+		if _, err := Load(t.Context(), st, sealer, clock.RealClock{}, slog.New(slog.DiscardHandler)); !errors.Is(err, pki.ErrSealed) {
 			t.Errorf("with the keys %q: %v, want %v", files, err, pki.ErrSealed)
 		}
 	}
@@ -97,7 +97,7 @@ func TestAKeyFileThatOthersMayReadIsRefused(t *testing.T) {
 		if err := os.Chmod(name, mode); err != nil {
 			t.Fatal(err)
 		}
-		_, err := openSealer([]string{name})
+		_, err := OpenSealer([]string{name})
 		if refused && (err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%04o", mode))) || !refused && err != nil {
 			t.Errorf("%04o: %v", mode, err)
 		}

@@ -1,10 +1,12 @@
-package kip
+package cloudinitfile
 
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +15,6 @@ import (
 
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloudconfig"
-	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
@@ -33,15 +34,16 @@ func ofFile(content string) cells.Cell {
 
 // fileWorld is a Kip with a cloud-init file.
 type fileWorld struct {
-	cloudInitLoop
+	*Loop
 	t     *testing.T
 	path  string
 	cells cellList
 	clock *testclock.FakeClock
 	said  []string
+	heard chan string // gets the reason of each Event instead; nil for none
 }
 
-func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string) *fileWorld {
+func newFileWorld(t *testing.T, st *store.Store, content string, keys ...byte) *fileWorld {
 	t.Helper()
 	w := &fileWorld{t: t, path: filepath.Join(t.TempDir(), "file"), clock: testclock.NewFakeClock(time.Unix(1e9, 0))}
 	w.write(content)
@@ -50,30 +52,56 @@ func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string)
 }
 
 // process starts a Kip, which begins a term with each call of what it returns.
-func (w *fileWorld) process(st *store.Store, keys ...string) (begin func()) {
+func (w *fileWorld) process(st *store.Store, keys ...byte) (begin func()) {
 	t := w.t
 	t.Helper()
-	cfg := &config.Config{}
-	cfg.Cells.CloudInitFile = w.path
-	operators, err := readCloudInit(cfg)
+	source := Source{Path: w.path}
+	atStart, err := source.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	sealer, err := openSealer(keys)
-	if err != nil {
-		t.Fatal(err)
+	cfg := Config{
+		Source:  source,
+		AtStart: atStart,
+		Store:   st,
+		Sealer:  sealer(t, keys),
+		Events:  w,
+		Clock:   w.clock,
+		Log:     silent,
 	}
-	p := &process{cfg: cfg, setUp: operators, clock: w.clock, watchdog: watchdog.New(w.clock, silent)}
-	p.Log = silent
-	l := &cloudSide{term: term{process: p, store: st}, ca: ca{sealer: sealer}}
 	return func() {
 		t.Helper()
-		o, err := l.openCloudInit(t.Context(), func(e events.Event) { w.said = append(w.said, e.Reason+": "+e.Message) })
+		o, err := Open(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.cloudInitLoop = newCloudInitLoop(o, &w.cells)
+		w.Loop = NewLoop(o, &w.cells, watchdog.New(w.clock, silent))
 	}
+}
+
+// Report notes an Event.
+func (w *fileWorld) Report(e events.Event) {
+	if w.heard != nil {
+		w.heard <- e.Reason
+		return
+	}
+	w.said = append(w.said, e.Reason+": "+e.Message)
+}
+
+var silent = slog.New(slog.DiscardHandler)
+
+// sealer seals by keys of these bytes.
+func sealer(t *testing.T, keys []byte) *pki.Sealer {
+	t.Helper()
+	var all [][]byte
+	for _, b := range keys {
+		all = append(all, []byte(base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32))))
+	}
+	s, err := pki.NewSealer(all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // looks looks at the file as often as it takes to have it count.
@@ -154,7 +182,7 @@ func TestContentsOfTheCloudInitFileAreKeptAsLongAsACellNamesThem(t *testing.T) {
 	pass := func() {
 		for range 3 {
 			w.forget(t.Context())
-			w.clock.Step(cloudInitKept)
+			w.clock.Step(keptFor)
 		}
 	}
 	pass()
@@ -163,7 +191,7 @@ func TestContentsOfTheCloudInitFileAreKeptAsLongAsACellNamesThem(t *testing.T) {
 	}
 	w.cells = nil
 	w.forget(t.Context())
-	w.clock.Step(cloudInitKept - time.Second)
+	w.clock.Step(keptFor - time.Second)
 	w.forget(t.Context())
 	if got, err := w.document(fileOne); got != fileOne {
 		t.Fatalf("a launch may be stored that names it: %q, %v", got, err)
@@ -181,7 +209,7 @@ func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
 	st := store.Memory(nil)
 	raw := func() (all [][]byte) {
 		t.Helper()
-		err := st.List(t.Context(), cloudInitPrefix, func(key string, _ []byte, _ int64) error {
+		err := st.List(t.Context(), prefix, func(key string, _ []byte, _ int64) error {
 			var sealed []byte
 			_, err := st.Get(t.Context(), key, &sealed)
 			all = append(all, sealed)
@@ -192,7 +220,7 @@ func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
 		}
 		return all
 	}
-	first, second := keyFile(t, 1), keyFile(t, 2)
+	const first, second = 1, 2
 	newFileWorld(t, st, fileTwo, first)
 	if all := raw(); len(all) != 1 || bytes.Contains(all[0], []byte("sesame")) {
 		t.Fatalf("it is stored as %q", all)
@@ -202,12 +230,7 @@ func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
 	if got, err := w.document(fileTwo); got != fileTwo {
 		t.Errorf("after the first key is gone: %q, %v", got, err)
 	}
-	sealer, err := openSealer([]string{first})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &cloudSide{term: term{process: &process{cfg: &config.Config{}}, store: st}, ca: ca{sealer: sealer}}
-	if _, err := l.openCloudInit(t.Context(), nil); !errors.Is(err, pki.ErrSealed) {
+	if _, err := Open(t.Context(), Config{Store: st, Sealer: sealer(t, []byte{first})}); !errors.Is(err, pki.ErrSealed) {
 		t.Errorf("with a key that is not that of the store: %v", err)
 	}
 }
@@ -224,19 +247,15 @@ func TestWhatIsWrongWithTheCloudInitFileIsToldAtTheStart(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cfg := &config.Config{}
-		cfg.Cells.CloudInitFile = file
-		cfg.Cloud.Local = &config.Local{}
-		if _, err := readCloudInit(cfg); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		_, err := Source{Path: file, KipsImage: true}.Read()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", content, err, want)
 		}
 	}
-	cfg := &config.Config{}
-	cfg.Cells.CloudInitFile = file
 	if err := os.WriteFile(file, []byte("#cloud-config\nusers: [ann]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := readCloudInit(cfg); err != nil || !f.login {
+	if f, err := (Source{Path: file}).Read(); err != nil || !f.login {
 		t.Errorf("on a cloud with images of one's own: %v", err)
 	}
 }
@@ -251,7 +270,7 @@ func TestThatTheCloudInitFileDoesNotFitIsToldTheOperatorNowAndThen(t *testing.T)
 		!strings.HasSuffix(w.said[0], ": nobody can log in") {
 		t.Errorf("said %q", w.said)
 	}
-	w.clock.Step(cloudInitTell)
+	w.clock.Step(tellAgain)
 	w.Unfit("nobody can log in")
 	if len(w.said) != 3 {
 		t.Errorf("an hour later it is said %d times", len(w.said))
@@ -267,16 +286,15 @@ func TestThatTheCloudInitFileDoesNotFitIsToldTheOperatorNowAndThen(t *testing.T)
 func TestTheCloudInitFileIsFollowedUntilKipEnds(t *testing.T) {
 	w := newFileWorld(t, store.Memory(nil), fileOne)
 	ctx, cancel := context.WithCancel(t.Context())
-	said := make(chan string, 1)
-	w.say = func(e events.Event) { said <- e.Reason }
+	w.heard = make(chan string, 1)
 	w.write(fileTwo)
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	for !w.clock.HasWaiters() { // its ticker is there
 		time.Sleep(time.Millisecond)
 	}
-	w.clock.Step(cloudInitEvery)
-	if reason := <-said; reason != "CloudInitChanged" {
+	w.clock.Step(every)
+	if reason := <-w.heard; reason != "CloudInitChanged" {
 		t.Errorf("it says %s", reason)
 	}
 	cancel()
@@ -311,7 +329,7 @@ func TestACloudInitFileThatIsGoneIsToldEachHourAndCountsOn(t *testing.T) {
 	}
 	for n := range 3 {
 		w.looks()
-		w.clock.Step(cloudInitTell - time.Second)
+		w.clock.Step(tellAgain - time.Second)
 		w.looks()
 		if len(w.said) != n+1 || !strings.HasPrefix(w.said[n], "CloudInitInvalid: The cloud-init file is gone, so new cells use the last good one") {
 			t.Fatalf("in hour %d: said %q", n, w.said)
@@ -321,7 +339,7 @@ func TestACloudInitFileThatIsGoneIsToldEachHourAndCountsOn(t *testing.T) {
 	w.counts(fileOne)
 	w.write(fileOne)
 	w.looks()
-	w.clock.Step(cloudInitTell)
+	w.clock.Step(tellAgain)
 	w.looks()
 	if len(w.said) != 3 {
 		t.Errorf("once it is there again: said %q", w.said)

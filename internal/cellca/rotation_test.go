@@ -1,4 +1,4 @@
-package kip
+package cellca
 
 import (
 	"bytes"
@@ -39,31 +39,38 @@ func (c *someCells) EndUnmoved(shown string) ([]cells.Unmoved, error) {
 }
 
 // rotating is a Kip that has begun to lead, with what is stored.
-func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said *[]string) *rotation {
+func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said *[]string) *Rotation {
 	t.Helper()
-	sealer, err := openSealer(files)
+	sealer, err := OpenSealer(files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	is, err := loadAuthorities(t.Context(), st, sealer, clock.RealClock{}, silent)
+	is, err := Load(t.Context(), st, sealer, clock.RealClock{}, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rotation{
-		ca:       ca{is, sealer},
-		began:    time.Now(),
-		overlap:  5 * time.Minute,
-		store:    st,
-		cells:    c,
-		say:      func(e events.Event) { *said = append(*said, e.Message) },
-		watchdog: watchdog.New(clock.RealClock{}, silent),
-		clock:    clock.RealClock{},
-		log:      slog.New(slog.DiscardHandler),
-	}
+	return New(Config{
+		CA:       is,
+		Sealer:   sealer,
+		Overlap:  5 * time.Minute,
+		Store:    st,
+		Cells:    c,
+		Events:   (*messages)(said),
+		Watchdog: watchdog.New(clock.RealClock{}, silent),
+		Clock:    clock.RealClock{},
+		Log:      silent,
+	})
 }
 
+var silent = slog.New(slog.DiscardHandler)
+
+// messages are those of Events that were reported.
+type messages []string
+
+func (m *messages) Report(e events.Event) { *m = append(*m, e.Message) }
+
 // runs lets a Kip lead for a while, and returns why it ended by itself.
-func (r *rotation) runs(t *testing.T, c *someCells, d time.Duration) error {
+func (r *Rotation) runs(t *testing.T, c *someCells, d time.Duration) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
@@ -78,7 +85,7 @@ func TestTheOldCAIsDroppedWhenNothingDependsOnItAndNoSooner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, c, files := store.Memory(nil), &someCells{}, []string{keyFile(t, 1)}
 		var said []string
-		kip := func() *rotation { return rotating(t, st, files, c, &said) }
+		kip := func() *Rotation { return rotating(t, st, files, c, &said) }
 		first := kip()
 		if err := first.runs(t, c, time.Hour); err != nil {
 			t.Errorf("without a rotation it begins anew: %v", err)
@@ -89,20 +96,20 @@ func TestTheOldCAIsDroppedWhenNothingDependsOnItAndNoSooner(t *testing.T) {
 		}
 		c.behind = ""
 		is, err := first.RotateCA(t.Context())
-		if err != nil || is.Before == nil || is.Before.Hash != first.is.authorities.Signing.Hash() {
+		if err != nil || is.Before == nil || is.Before.Hash != first.is.Signing.Hash() {
 			t.Fatalf("the rotation begins with %+v, %v", is, err)
 		}
 		// It goes by the old one until it begins anew, which is at once.
-		if _, err := first.RotateCA(t.Context()); !errors.Is(err, errNewCA) {
+		if _, err := first.RotateCA(t.Context()); !errors.Is(err, ErrNew) {
 			t.Errorf("a second rotation by the same Kip: %v", err)
 		}
 		first.Reload()
-		if !errors.Is(c.ended, errNewCA) {
+		if !errors.Is(c.ended, ErrNew) {
 			t.Errorf("it ends with %v", c.ended)
 		}
 
 		second := kip()
-		if got := second.is.authorities; got.Signing.Hash() != is.Signs.Hash || got.Before.Hash() != is.Before.Hash {
+		if got := second.is.Authorities; got.Signing.Hash() != is.Signs.Hash || got.Before.Hash() != is.Before.Hash {
 			t.Fatalf("stored are %v", got.Hashes())
 		}
 		if _, err := second.RotateCA(t.Context()); !errors.Is(err, pki.ErrRotating) {
@@ -123,11 +130,11 @@ func TestTheOldCAIsDroppedWhenNothingDependsOnItAndNoSooner(t *testing.T) {
 			t.Errorf("while the store is behind it is dropped: %v", err)
 		}
 		c.behind = ""
-		if err := second.runs(t, c, time.Minute); !errors.Is(err, errNewCA) {
+		if err := second.runs(t, c, time.Minute); !errors.Is(err, ErrNew) {
 			t.Errorf("in the end: %v", err)
 		}
 		last := kip()
-		if got := last.is.authorities; got.Before != nil || got.Signing.Hash() != is.Signs.Hash {
+		if got := last.is.Authorities; got.Before != nil || got.Signing.Hash() != is.Signs.Hash {
 			t.Errorf("in the end stored are %v", got.Hashes())
 		}
 		if len(said) != 2 || strings.Contains(fmt.Sprint(said), "KEY") {
@@ -139,10 +146,10 @@ func TestTheOldCAIsDroppedWhenNothingDependsOnItAndNoSooner(t *testing.T) {
 			t.Fatal(err)
 		}
 		quick := kip()
-		if err := quick.runs(t, c, quick.overlap-time.Second); err != nil || !strings.Contains(quick.CA().Waits, "replicas") {
+		if err := quick.runs(t, c, quick.cfg.Overlap-time.Second); err != nil || !strings.Contains(quick.CA().Waits, "replicas") {
 			t.Errorf("before its time it is dropped: %v, %q", err, quick.CA().Waits)
 		}
-		if err := quick.runs(t, c, time.Minute); !errors.Is(err, errNewCA) {
+		if err := quick.runs(t, c, time.Minute); !errors.Is(err, ErrNew) {
 			t.Errorf("after its time: %v", err)
 		}
 	})
@@ -156,7 +163,7 @@ func TestAKipThatIsKilledAtAWriteOfItsCAsGoesOnWithWhatIsStored(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n, armed := 0, false
 				st := store.Memory(func(op, key string) error {
-					if !armed || op != point || !strings.HasSuffix(key, authorityKey) {
+					if !armed || op != point || !strings.HasSuffix(key, storeKey) {
 						return nil
 					}
 					if n++; n == kill {
@@ -168,38 +175,38 @@ func TestAKipThatIsKilledAtAWriteOfItsCAsGoesOnWithWhatIsStored(t *testing.T) {
 				var said []string
 				files := []string{keyFile(t, 1)}
 				old := rotating(t, st, files, c, &said)
-				was := old.is.authorities.Signing.Hash()
+				was := old.is.Signing.Hash()
 				armed = true
 				for try := 0; ; try++ {
 					if try == 3 {
 						t.Fatal("it does not begin")
 					}
 					kip := rotating(t, st, files, c, &said)
-					if kip.is.authorities.Before != nil {
+					if kip.is.Before != nil {
 						break
 					}
-					if kip.is.authorities.Signing.Hash() != was {
+					if kip.is.Signing.Hash() != was {
 						t.Fatalf("%s, %d: the CA of the cells is lost", point, kill)
 					}
 					c.ended = nil
-					if _, err := kip.RotateCA(t.Context()); err != nil && !errors.Is(c.ended, errNewCA) {
+					if _, err := kip.RotateCA(t.Context()); err != nil && !errors.Is(c.ended, ErrNew) {
 						t.Errorf("%s, %d: a write of which nothing is known, and it goes on: %v", point, kill, err)
 					}
 				}
 				next := rotating(t, st, files, c, &said)
-				if next.is.authorities.Before.Hash() != was {
+				if next.is.Before.Hash() != was {
 					t.Errorf("%s, %d: the old CA is lost", point, kill)
 				}
-				signs := next.is.authorities.Signing.Hash()
-				for try := 0; next.is.authorities.Before != nil; try++ {
+				signs := next.is.Signing.Hash()
+				for try := 0; next.is.Before != nil; try++ {
 					if try == 3 {
 						t.Fatal("it does not end")
 					}
-					if err := next.runs(t, c, time.Hour); !errors.Is(err, errNewCA) {
+					if err := next.runs(t, c, time.Hour); !errors.Is(err, ErrNew) {
 						t.Errorf("%s, %d: it goes on with %v", point, kill, err)
 					}
 					next = rotating(t, st, files, c, &said)
-					if next.is.authorities.Signing.Hash() != signs {
+					if next.is.Signing.Hash() != signs {
 						t.Fatalf("%s, %d: the new CA is lost", point, kill)
 					}
 				}
@@ -221,17 +228,17 @@ func TestAKipThatLeadsNoMoreDropsNoCA(t *testing.T) {
 			t.Fatal(err)
 		}
 		paused := rotating(t, st, nil, c, &said)
-		if err := rotating(t, st, nil, c, &said).runs(t, c, time.Hour); !errors.Is(err, errNewCA) {
+		if err := rotating(t, st, nil, c, &said).runs(t, c, time.Hour); !errors.Is(err, ErrNew) {
 			t.Fatal(err)
 		}
 		if _, err := rotating(t, st, nil, c, &said).RotateCA(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		want := rotating(t, st, nil, c, &said).is.authorities.Hashes()
+		want := rotating(t, st, nil, c, &said).is.Hashes()
 		if err := paused.runs(t, c, time.Hour); !errors.Is(err, store.ErrConflict) {
 			t.Errorf("it ended with %v", err)
 		}
-		if got := rotating(t, st, nil, c, &said).is.authorities.Hashes(); fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := rotating(t, st, nil, c, &said).is.Hashes(); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("stored are %v, want %v", got, want)
 		}
 	})
@@ -245,14 +252,14 @@ func TestBothCAsAreEncryptedInTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stored []byte
-	if _, err := st.Get(t.Context(), authorityKey, &stored); err != nil || !pki.IsSealed(stored) || bytes.Contains(stored, []byte("PRIVATE")) {
+	if _, err := st.Get(t.Context(), storeKey, &stored); err != nil || !pki.IsSealed(stored) || bytes.Contains(stored, []byte("PRIVATE")) {
 		t.Errorf("stored is %d bytes, %v", len(stored), err)
 	}
-	none, err := openSealer(nil)
+	none, err := OpenSealer(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := loadAuthorities(t.Context(), st, none, clock.RealClock{}, silent); !errors.Is(err, pki.ErrSealed) {
+	if _, err := Load(t.Context(), st, none, clock.RealClock{}, silent); !errors.Is(err, pki.ErrSealed) {
 		t.Errorf("without the key: %v", err)
 	}
 }
