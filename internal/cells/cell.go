@@ -18,8 +18,7 @@ type Cell struct {
 	ID string `json:"id"`
 	// Pod is the zero reference while the cell waits in a standby pool.
 	Pod apiv1.PodReference `json:"pod"`
-	// Node is the virtual node that the pod is on; empty in a standby pool, and where
-	// there was one node only.
+	// Node is the virtual node that the pod is on; empty in a standby pool.
 	Node string `json:"node,omitempty"`
 	// Account is whom the pod's cost is put down to.
 	Account Account `json:"account,omitzero"`
@@ -30,7 +29,7 @@ type Cell struct {
 	Attempt    int         `json:"attempt"`
 	// Offerings are what to launch, best first; the first is being used. An offering
 	// that the cloud cannot serve is dropped.
-	Offerings []Offering `json:"offers"`
+	Offerings []Offering `json:"offerings"`
 	// Best are the first of the pod's offerings as they were when it was given the cell, and
 	// RuledOut why other types were none, for people.
 	Best     []Offering       `json:"best,omitempty"`

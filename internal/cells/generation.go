@@ -25,10 +25,10 @@ type generation struct {
 	Number uint64 `json:"number"`
 	// KnownLines are the earlier lines of the store and those that a person has had taken over, with
 	// the highest number that the store knew of each.
-	KnownLines map[string]uint64 `json:"left,omitempty"`
+	KnownLines map[string]uint64 `json:"knownLines,omitempty"`
 	// UnknownLines are the lines of instances that the store does not know of, each with the
 	// highest number. As long as there are any, this Kip launches and sweeps nothing.
-	UnknownLines map[string]uint64 `json:"ahead,omitempty"`
+	UnknownLines map[string]uint64 `json:"unknownLines,omitempty"`
 	// Since is when the store was last found to be behind.
 	Since time.Time `json:"since,omitzero"`
 	// Unproven says that the store has launched instances, and that the cloud's lists have not shown

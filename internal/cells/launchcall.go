@@ -21,7 +21,7 @@ type launchCalls struct {
 // launchVersion is that of launchRecord. A Kip that does not know a record's version
 // sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
 // an instance of it is found by its tags, and ended.
-const launchVersion = 3
+const launchVersion = 1
 
 // launchRecord is a call to the cloud, whole: whatever the configuration says by
 // then, what is sent again is this.

@@ -320,7 +320,7 @@ type Tagging struct {
 	Tags map[string]string `json:"tags"`
 	// Owned are the IDs of what the instance has (Instance.Owned), which get the tags as well, as far as the cloud
 	// lets them.
-	Owned []string `json:"parts,omitempty"`
+	Owned []string `json:"owned,omitempty"`
 	// Whole has nothing tagged if the cloud does not let Kip tag a part: it may only not know the part yet.
 	Whole bool `json:"whole,omitempty"`
 }

@@ -34,7 +34,7 @@ type LaunchSpec struct {
 	// Subnet is set where the offering has one.
 	Subnet string `json:"subnet,omitempty"`
 	// CapacityType is OnDemand when empty.
-	CapacityType CapacityType `json:"market,omitempty"`
+	CapacityType CapacityType `json:"capacityType,omitempty"`
 	// Reservation is the one into which is launched; "" for none.
 	Reservation string `json:"reservation,omitempty"`
 	// RootDiskBytes is the root disk's size; 0 for what the cloud gives. A cloud
