@@ -19,12 +19,11 @@ const imagesEvery = time.Hour
 type imageKind struct {
 	arch          string
 	devices, gpus bool // the pod asks for devices, the machine has GPUs
-	configured    string
 }
 
 func imageKindOf(c *Cell) imageKind {
 	o := c.Offering()
-	return imageKind{arch: o.Arch, devices: c.needsDevices(), gpus: o.HasGPUs, configured: fmt.Sprint(c.Options.Image)}
+	return imageKind{arch: o.Arch, devices: c.needsDevices(), gpus: o.HasGPUs}
 }
 
 // currentImages are what cells of each kind boot if they are launched now, as far as the mirror knows.
@@ -155,7 +154,9 @@ func (m *Mirror) askForImages(ctx context.Context) {
 	slices.SortFunc(kinds, func(a, b imageKind) int { return strings.Compare(newest[a].ID, newest[b].ID) })
 	for _, kind := range kinds {
 		at := time.Now()
-		id, err := m.currentImage(ctx, newest[kind])
+		cell := newest[kind]
+		cell.Options.Image = m.configured // which may be another than when it was launched
+		id, err := m.currentImage(ctx, cell)
 		if err != nil {
 			if ctx.Err() == nil {
 				m.log.Warn("the mirror does not know which cells have old images, retrying", "in", imagesEvery, "err", err)

@@ -46,17 +46,15 @@ func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
 	now := time.Now()
 	withGPUs := launchedWith("gpus", "amd64", "ami-gpus", now.Add(-time.Hour))
 	withGPUs.GPUs = 1
-	other := launchedWith("configured", "amd64", "ami-own", now.Add(-time.Hour))
-	other.Options.Image = map[string]string{"imageID": "ami-own"}
 	for _, c := range []Cell{
-		launchedWith("first", "amd64", "ami-1", now.Add(-time.Hour)), launchedWith("arm", "arm64", "ami-2", now.Add(-time.Minute)), withGPUs, other,
+		launchedWith("first", "amd64", "ami-1", now.Add(-time.Hour)), launchedWith("arm", "arm64", "ami-2", now.Add(-time.Minute)), withGPUs,
 		{ID: "local", Phase: apiv1.Bound, Offerings: []Offering{{Arch: "amd64"}}, Launch: &Launch{}, Instance: &cloud.Instance{Launched: now}},
 	} {
 		m.told(c)
 	}
 	says := func(what string, want map[string]string) {
 		t.Helper()
-		for _, id := range []string{"first", "second", "arm", "gpus", "configured", "local"} {
+		for _, id := range []string{"first", "second", "arm", "gpus", "local"} {
 			if _, there := m.latest[id]; there && m.old(id) != want[id] {
 				t.Errorf("%s: cell %s is old by %q, want %q", what, id, m.old(id), want[id])
 			}
@@ -72,7 +70,7 @@ func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
 		}
 		return all
 	}
-	written(5)
+	written(4)
 	m.told(launchedWith("second", "amd64", "ami-3", now))
 	if got := written(2); !got["first"] {
 		t.Errorf("the cell that is old now is not written again: %v", got)
@@ -82,6 +80,18 @@ func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
 	says("the old one changes", map[string]string{"first": "image"})
 	m.told(Cell{ID: "second", Phase: apiv1.Gone})
 	says("the newer one is gone", map[string]string{"first": "image"})
+}
+
+func TestCellsOfAnImageThatWasConfiguredBeforeAreOld(t *testing.T) {
+	m := newMirrored(t)
+	m.currentImage = func(_ context.Context, c Cell) (string, error) { return "of " + c.Options.Image["imageID"], nil }
+	before := launchedWith("before", "amd64", "of before", time.Now().Add(-time.Hour))
+	before.Options.Image = map[string]string{"imageID": "before"}
+	m.told(before)
+	m.askForImages(t.Context())
+	if m.old("before") != "image" {
+		t.Errorf("it is old by %q", m.old("before"))
+	}
 }
 
 func TestTheMirrorAsksWhatCellsWouldBootNow(t *testing.T) {

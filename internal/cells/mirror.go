@@ -43,6 +43,7 @@ type Mirror struct {
 	waitsFor                    func(id string) string
 	currentImage                func(context.Context, Cell) (string, error)
 	images                      currentImages
+	configured                  map[string]string // Options.Image of cells that are requested now
 	copies                      Copies
 	log                         *slog.Logger
 	queue                       workqueue.TypedRateLimitingInterface[string]
@@ -74,18 +75,25 @@ type Copies interface {
 	CopiesOn(id string) []daemonsets.Copy
 }
 
-// NewMirror returns a mirror of the cells of one Kip, of this version, which it observes; Run writes it. copies may be
-// nil.
-func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, node, controllerID, version string, log *slog.Logger) *Mirror {
+// MirrorConfig says of which Kip a mirror's cells are.
+type MirrorConfig struct {
+	Node, ControllerID, Version string
+	Image                       map[string]string // Options.Image of cells that are requested now
+	Log                         *slog.Logger
+}
+
+// NewMirror returns a mirror of the cells of one Kip, which it observes; Run writes it. copies may be nil.
+func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, cfg MirrorConfig) *Mirror {
 	m := &Mirror{
-		node:         node,
-		controllerID: controllerID,
-		version:      version,
+		node:         cfg.Node,
+		controllerID: cfg.ControllerID,
+		version:      cfg.Version,
 		client:       client.Resource(apiv1.Resource),
 		waitsFor:     of.WaitsFor,
 		currentImage: of.CurrentImage,
+		configured:   cfg.Image,
 		copies:       copies,
-		log:          log,
+		log:          cfg.Log,
 		queue:        workqueue.NewTypedRateLimitingQueue(backoff.Items[string](firstMirror, longestMirror, nil)),
 		latest:       map[string]Cell{},
 		created:      map[string]bool{},

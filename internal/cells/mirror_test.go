@@ -55,7 +55,9 @@ type mirrored struct {
 func newMirrored(t *testing.T) mirrored {
 	kinds := map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-	m := mirrored{t, NewMirror(unmirrored{}, nil, client, "kip-0", "me", "v1.4.2", slog.New(slog.DiscardHandler))}
+	m := mirrored{t, NewMirror(unmirrored{}, nil, client, MirrorConfig{
+		Node: "kip-0", ControllerID: "me", Version: "v1.4.2", Image: map[string]string{"imageID": "now"}, Log: slog.New(slog.DiscardHandler),
+	})}
 	t.Cleanup(m.queue.ShutDown)
 	return m
 }

@@ -55,7 +55,9 @@ func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
 		Clock:    l.clock,
 		Log:      l.Log,
 	})
-	l.mirror = cells.NewMirror(l.cells, l.cellAPI, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
+	l.mirror = cells.NewMirror(l.cells, l.cellAPI, l.api.ownDynamic, cells.MirrorConfig{
+		Node: l.NodeName, ControllerID: l.controllerID, Version: version.String(), Image: launchOptions(l.cfg).Image, Log: l.Log,
+	})
 	l.atEnd(l.mirror.Close)
 	l.meter = stats.NewMeter(stats.Config{
 		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },

@@ -154,11 +154,20 @@ func (l *lacking) look(s *served) (kinds []string) {
 	return kinds
 }
 
-// launched is when a machine of each kind of what a node offers was launched last, for any node.
+// launched is when a machine of each kind of what a node offers was launched last, for any node. It is empty where that ends no
+// shortage.
 func (l *lacking) launched(s *served) map[string]time.Time {
+	ends := false
+	for _, lack := range s.lacks {
+		ends = ends || lack.held && !lack.over.IsZero()
+	}
 	types, _, err := l.nodes.ofNode(s.name)
-	if err != nil {
+	if !ends || err != nil {
 		return nil
+	}
+	byName := make(map[string]*catalog.InstanceType, len(types))
+	for i := range types {
+		byName[types[i].Name] = &types[i]
 	}
 	all := map[string]time.Time{}
 	for _, cell := range l.cells.List() {
@@ -167,17 +176,17 @@ func (l *lacking) launched(s *served) map[string]time.Time {
 			continue
 		}
 		has := cell.Offering()
-		i := slices.IndexFunc(types, func(t catalog.InstanceType) bool { return t.Name == has.InstanceType })
+		t := byName[has.InstanceType]
+		if t == nil {
+			continue
+		}
+		i := slices.IndexFunc(t.Offerings, func(o catalog.Offering) bool {
+			return o.Zone == has.Zone && o.Spot == has.Spot && o.Dedicated == has.Dedicated
+		})
 		if i < 0 {
 			continue
 		}
-		j := slices.IndexFunc(types[i].Offerings, func(o catalog.Offering) bool {
-			return o.Zone == has.Zone && o.Spot == has.Spot && o.Dedicated == has.Dedicated
-		})
-		if j < 0 {
-			continue
-		}
-		for _, kind := range kindsOf(&types[i], &types[i].Offerings[j]) {
+		for _, kind := range kindsOf(t, &t.Offerings[i]) {
 			if at.After(all[kind]) {
 				all[kind] = at
 			}
@@ -186,14 +195,16 @@ func (l *lacking) launched(s *served) map[string]time.Time {
 	return all
 }
 
-// elsewhere reports whether another of Kip's nodes can take pods that this one turns away.
+// elsewhere reports whether another of Kip's nodes can take pods that this one turns away: one that turns none away, and does not
+// lack everything either, so that two nodes do not send pods to each other.
 func (l *lacking) elsewhere(s *served) bool {
 	return slices.ContainsFunc(l.nodes.all(), func(other *served) bool {
 		e, is := l.nodes.entryOf(other.name)
 		if other == s || !is || e.Removed || l.nodes.rightsOf(other) != rightsHeld {
 			return false
 		}
-		return l.nodes.nothing(other) == ""
+		everything := other.lacks[everything]
+		return (everything == nil || !everything.held) && other.short == (shortage{}) && l.nodes.nothing(other) == ""
 	})
 }
 

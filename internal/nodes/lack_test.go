@@ -194,6 +194,30 @@ func TestATaintThatComesBackStaysForLongerUnlessALaunchWorks(t *testing.T) {
 	})
 }
 
+// Both are held for longer than the cloud is out, since it has been out again and again.
+func TestNodesWhoseShortagesAreOverDoNotTurnPodsAwayToEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown(t, inTwoZones)
+		w.cells = &launches{}
+		w.start()
+		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
+		for range 3 {
+			w.none(capacity.Shortage{})
+			w.eventually("both lack everything", func() bool {
+				return strings.HasPrefix(w.lacks("kip-0-1"), "True NothingAvailable") && strings.HasPrefix(w.lacks("kip-0-2"), "True NothingAvailable")
+			})
+			w.clock.Step(capacity.Cooldown)
+			for range 10 {
+				time.Sleep(LookEvery)
+				if w.isShort("kip-0-1") && w.isShort("kip-0-2") {
+					t.Fatal("each node turns pods away, though as far as Kip knows nothing is short")
+				}
+			}
+			time.Sleep(longestHold + time.Minute)
+		}
+	})
+}
+
 func TestTheCapacityOfANodeLeavesOutWhatTheCloudHasNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := newTown(t, "kubelet: {capacity: {cpu: auto, pods: auto, nvidia.com/gpu: auto}}"), &said{}
