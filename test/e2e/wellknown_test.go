@@ -110,7 +110,7 @@ func TestWellKnownDaemonSetsRunBesidePods(t *testing.T) {
 	s.deleteAll("a")
 }
 
-// spoilt are DaemonSets that cannot run as they should. REQUESTS is more than any machine has.
+// spoilt are DaemonSets that cannot run as they should.
 const spoilt = `
   template:
     metadata: {labels: {app: NAME}}
@@ -153,7 +153,7 @@ func TestADaemonSetThatCannotRunKeepsNoPodFromRunning(t *testing.T) {
 	pod := s.WaitReady("web")
 	s.WaitEvent("web", "DaemonSetNotReady", "DaemonSet "+s.NS+"/never was not ready beside the pod after 10s")
 	s.WaitEvent("web", "DaemonSetNotReady", "DaemonSet "+s.NS+"/missing was not ready beside the pod after 10s")
-	s.WaitEvent("web", "DaemonSetLeftOut", "without room for DaemonSet "+s.NS+"/huge")
+	s.WaitEvent("web", "DaemonSetLeftOut", "DaemonSet "+s.NS+"/huge does not run beside pod "+s.NS+"/web")
 	s.WaitEvent("web", "DaemonSetLeftOut", "DaemonSet "+s.NS+"/port does not run beside pod "+s.NS+"/web")
 	s.WaitEvent("web", "DaemonSetLeftOut", "host port TCP 9982 is that of pod "+s.NS+"/web there")
 	s.Eventually("the Cell says why", func(context.Context) error {
