@@ -80,7 +80,8 @@ func TestWellKnownDaemonSetsRunBesidePods(t *testing.T) {
 		})
 		return out
 	}
-	if processes := strings.Fields(get("9100", "/")); !slices.Contains(processes, "kubelet") || !slices.Contains(processes, "containerd") {
+	// Of the cell's own: its agent, and containerd.
+	if processes := strings.Fields(get("9100", "/")); !slices.Contains(processes, "itzo") || !slices.Contains(processes, "itzo-containerd") {
 		t.Errorf("the node exporter sees the processes %q", processes)
 	}
 	if got := strings.TrimSpace(get("8126", "/")); got != "traces" {
