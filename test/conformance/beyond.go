@@ -200,7 +200,7 @@ func (o options) publishBeyond() error {
 		if err := results.clean(); err != nil {
 			return err
 		}
-		if err := results.brief().save(o.published(mode)); err != nil {
+		if err := o.beyond.brief(results).save(o.published(mode)); err != nil {
 			return err
 		}
 	}
@@ -217,19 +217,28 @@ func (r Results) clean() error {
 	return nil
 }
 
-// brief is what the page needs: the last attempt of each spec, and the runs that these are of.
-func (r Results) brief() Results {
+// brief is what the page needs: the last attempt of each spec that is not left out, and the runs that these are of.
+func (b *beyond) brief(r Results) Results {
 	out := Results{Release: r.Release, Mode: r.Mode, Specs: map[string]Result{}}
+	used := map[int]bool{}
+	for s, result := range r.Specs {
+		if _, left := named(b.Leave, s); left {
+			continue
+		}
+		if result.History = nil; result.State == skipped {
+			result.Failure = ""
+		}
+		out.Specs[s], used[result.Run] = result, true
+	}
 	at := map[int]int{}
 	for n, run := range r.Runs {
-		if slices.ContainsFunc(r.list(), func(s string) bool { return r.Specs[s].Run == n }) {
-			at[n] = len(out.Runs)
-			run.Left = nil
+		if used[n] {
+			at[n], run.Left = len(out.Runs), nil
 			out.Runs = append(out.Runs, run)
 		}
 	}
-	for s, result := range r.Specs {
-		result.History, result.Run = nil, at[result.Run]
+	for s, result := range out.Specs {
+		result.Run = at[result.Run]
 		out.Specs[s] = result
 	}
 	return out

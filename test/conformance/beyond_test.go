@@ -110,14 +110,19 @@ func TestOneModeRunsWhatTheOtherDidNotPass(t *testing.T) {
 }
 
 func TestPartsBeyondConformanceArePublished(t *testing.T) {
-	o := options{root: t.TempDir(), mode: "kip", beyond: &beyond{}}
+	b, err := readBeyond([]byte("leave: [{specs: Windows, why: w}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options{root: t.TempDir(), mode: "kip", beyond: b}
 	if err := os.MkdirAll(filepath.Join(o.root, "docs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	results := Results{Release: Release, Mode: "kip", Runs: []Run{{Commit: "a", Left: []string{"z"}}, {Commit: "b"}, {Commit: "c"}},
 		Specs: map[string]Result{
-			"[sig-node] x": {Attempt: Attempt{State: passed, Run: 2}, Attempts: 2, History: []Attempt{{State: "failed"}}},
-			"[sig-node] y": {Attempt: Attempt{State: "failed", Failure: "boom", Run: 1}, Attempts: 1},
+			"[sig-node] x":         {Attempt: Attempt{State: passed, Run: 2}, Attempts: 2, History: []Attempt{{State: "failed"}}},
+			"[sig-node] y":         {Attempt: Attempt{State: "failed", Failure: "boom", Run: 1}, Attempts: 1},
+			"[sig-node] z Windows": {Attempt: Attempt{State: "failed"}, Attempts: 1},
 		}}
 	if err := results.save(o.results()); err != nil {
 		t.Fatal(err)
@@ -126,7 +131,7 @@ func TestPartsBeyondConformanceArePublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := loadResults(o.published("kip"), "kip")
-	if err != nil || len(got.Runs) != 2 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" || got.commit("[sig-node] y") != "b" {
+	if err != nil || len(got.Runs) != 2 || len(got.Specs) != 2 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" || got.commit("[sig-node] y") != "b" {
 		t.Errorf("published %+v, %v", got, err)
 	}
 	page, err := os.ReadFile(filepath.Join(o.root, "docs", "conformance-beyond.md"))
