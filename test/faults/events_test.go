@@ -255,14 +255,13 @@ func (w *world) untouched() bool {
 // createPod says whether there is a pod more.
 func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
-	if b%16 == 15 {
-		switch b / 16 % 8 {
-		case 0, 2, 4:
-			return w.addShipper("") != ""
-		case 6:
-			return w.addShipper(bad) != ""
-		}
+	switch {
+	case b%16 == 15:
 		return w.addDaemon() != ""
+	case b%16 == 14 && b/16%4 == 3:
+		return w.addShipper(bad) != ""
+	case b%16 == 14:
+		return w.addShipper("") != ""
 	}
 	if a%5 == 1 {
 		w.mu.Lock()
