@@ -15,7 +15,7 @@ cluster and Kip does not, with reasons.
 
 ` + "```\nmake conformance SUITE=beyond FOCUS='sig-node.*Sysctls'              # with Kip\n" +
 		"make conformance SUITE=beyond FOCUS='sig-node.*Sysctls' MODE=nodes   # with ordinary nodes\n```\n\n" +
-		"The specs are those of e2e.test " + Release + ", unmodified, that `test/conformance/beyond.yaml` chooses. They have run in parts.\n\n")
+		"The specs are those of e2e.test " + Release + ", unmodified, that `test/conformance/beyond.yaml` chooses. They run in parts,\nand not all have run; ordinary nodes run what does not pass with Kip.\n\n")
 	writeCounts(&p, nodes, kip)
 	p.WriteString("\n## What an ordinary node passes and Kip does not\n\n")
 	failing := notFine(kip, nil)
