@@ -39,7 +39,8 @@ type movingBack struct {
 // move is the last eviction of a pod of a controller for a better cell. It is not stored: a Kip that begins to lead tries once more.
 type move struct {
 	at      time.Time
-	vain    int       // evictions in a row that brought nothing
+	from    int       // rank of the cell that it left
+	vain    int       // evictions in a row that brought nothing better
 	counted bool      // the last is one of them
 	until   time.Time // no pod of the controller is evicted before
 }
@@ -133,7 +134,7 @@ func (s *movingBack) moveBack(ctx context.Context, pod *corev1.Pod, cell cells.C
 		stays:  func(why string) events.Event { return events.NewMoveBackStays(why) },
 		apart:  agedApart,
 		better: func(r *cells.Request) error { return s.better(ctx, pod, r, is.Rank) },
-		tried:  func(evicted bool) { s.noteTry(pod, evicted) },
+		tried:  func(evicted bool) { s.noteTry(pod, is.Rank, evicted) },
 	})
 }
 
@@ -155,8 +156,8 @@ func (s *movingBack) better(ctx context.Context, pod *corev1.Pod, r *cells.Reque
 	return nil
 }
 
-// noteTry notes that a pod was to be evicted.
-func (s *movingBack) noteTry(pod *corev1.Pod, evicted bool) {
+// noteTry notes that a pod was to be evicted from a cell of a rank.
+func (s *movingBack) noteTry(pod *corev1.Pod, from int, evicted bool) {
 	now := s.clock.Now()
 	s.tried.note(apiv1.Ref(pod), func(at *time.Time) { *at = now })
 	owner, is := routeOf(pod)
@@ -166,7 +167,7 @@ func (s *movingBack) noteTry(pod *corev1.Pod, evicted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := s.at(owner)
-	last.at, last.counted = now, false
+	last.at, last.from, last.counted = now, from, false
 }
 
 // at returns what is known of the pods of a controller, to be changed. The caller holds mu.
@@ -214,7 +215,8 @@ func (s *movingBack) noteRank(pod *corev1.Pod, cell cells.Cell, is placement.Sta
 	owner, _ := routeOf(pod)
 	s.mu.Lock()
 	last := s.at(owner)
-	if last.counted = true; is.Rank == 1 {
+	better := is.Rank < last.from
+	if last.counted = true; better || is.Rank == 1 {
 		last.vain, last.until = 0, time.Time{}
 	} else {
 		last.vain++
@@ -222,7 +224,7 @@ func (s *movingBack) noteRank(pod *corev1.Pod, cell cells.Cell, is placement.Sta
 	}
 	until = last.until
 	s.mu.Unlock()
-	if is.Rank > 1 {
+	if !better && is.Rank > 1 {
 		s.disrupting.evicting.events.Event(apiv1.Ref(pod), events.NewMovedBackInVain(is.Rank, is.Of, until))
 	}
 	return until

@@ -237,6 +237,30 @@ func TestMovesInVainAreTriedAgainLaterAndLater(t *testing.T) {
 	}
 }
 
+func TestAMoveToABetterChoiceThanItHadIsNotInVain(t *testing.T) {
+	m := newMarket(t, nil)
+	web := ownedBy("ReplicaSet", "web")
+	m.runs(pod("w-0", running, web, movesBack), "third")
+	if m.looks("w-0", 2*time.Hour).IsZero() {
+		t.Fatal("it is not moved from its third choice to its second")
+	}
+	m.gone("w-0")
+	m.clock.Step(time.Minute)
+	m.runs(pod("w-1", running, web, movesBack), "second")
+	began := m.clock.Now()
+	m.must("w-1")
+	m.want("of a pod that got the second choice instead of the third", m.events)
+	m.has["first"] = true
+	if at := m.looks("w-1", 24*time.Hour); at.IsZero() || at.Sub(began) > 62*time.Minute {
+		t.Errorf("it is moved on after %s, want an hour", at.Sub(began))
+	}
+	m.gone("w-1")
+	m.clock.Step(time.Minute)
+	m.runs(pod("w-2", running, web, movesBack), "third")
+	m.must("w-2")
+	m.want("of a pod that got the third choice instead of the second", m.events, "Normal MovedBackInVain")
+}
+
 func TestPodsOfAControllerMoveBackOneByOneAndNoneAfterAMoveInVain(t *testing.T) {
 	m := newMarket(t, nil)
 	names := []string{"w-0", "w-1", "w-2", "w-3"}
