@@ -2,6 +2,7 @@ package pods
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 )
 
 // ownedBy gives a pod a controller.
@@ -49,12 +51,33 @@ func agedHarness(t *testing.T, forbids func(pod string) bool) (h *harness, evict
 func (h *harness) onCell(p *corev1.Pod) {
 	h.Helper()
 	h.put(p)
-	h.must(p.Name)
+	h.look(p)
 	h.cells.set(p.UID, func(c *cells.Cell) {
 		c.Phase = apiv1.Bound
 		c.Steps = []apiv1.Step{{Name: apiv1.StepLaunched, Time: metav1.NewMicroTime(h.clock.Now())}}
 	})
 	h.events, h.messages = nil, nil
+}
+
+// look has Kip look at a pod of any namespace.
+func (h *harness) look(p *corev1.Pod) {
+	h.Helper()
+	if _, err := h.c.reconcile(h.Context(), cache.ObjectName{Namespace: p.Namespace, Name: p.Name}); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// leave has a pod go that was evicted.
+func (h *harness) leave(p *corev1.Pod) {
+	h.Helper()
+	h.vanish(p)
+	h.cells.gone(p.UID)
+	h.c.registry.forget(p.UID)
+}
+
+// inNamespace is of a pod that has so long to end.
+func inNamespace(namespace string, grace int64) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Namespace, p.Spec.TerminationGracePeriodSeconds = namespace, &grace }
 }
 
 func TestAPodIsEvictedFromACellThatIsTooOldIfAnotherReplacesIt(t *testing.T) {
@@ -132,11 +155,12 @@ func TestPodsOnOldCellsGoAFewAtATimeWithinTheirBudgets(t *testing.T) {
 	const owners, each = 10, 10
 	blocked := "w3-0"
 	h, evicted := agedHarness(t, func(pod string) bool { return strings.HasPrefix(pod, "w4-") || pod == blocked })
-	var names []string
+	pods := map[string]*corev1.Pod{}
 	for n := range owners * each {
 		owner := fmt.Sprintf("w%d", n%owners)
-		names = append(names, fmt.Sprintf("%s-%d", owner, n/owners))
-		h.onCell(pod(names[n], running, ownedBy("ReplicaSet", owner)))
+		p := pod(fmt.Sprintf("%s-%d", owner, n/owners), running, ownedBy("ReplicaSet", owner), inNamespace(fmt.Sprintf("ns-%d", n%2), 120))
+		h.onCell(p)
+		pods[p.Name] = p
 	}
 	h.clock.Step(24 * time.Hour)
 	last := map[string]time.Time{}
@@ -147,19 +171,17 @@ func TestPodsOnOldCellsGoAFewAtATimeWithinTheirBudgets(t *testing.T) {
 		}
 		for name, since := range there {
 			if h.clock.Since(since) > 2*time.Minute { // it ends slowly
-				p := pod(name)
-				h.vanish(p)
-				h.cells.gone(p.UID)
-				h.c.registry.forget(p.UID)
+				h.leave(pods[name])
 				delete(there, name)
 			}
 		}
 		before := len(*evicted)
-		for _, name := range names {
+		for name, p := range pods {
 			if !slices.Contains(*evicted, name) {
-				h.must(name)
+				h.look(p)
 			}
 		}
+		of := map[string]int{}
 		for _, name := range (*evicted)[before:] {
 			owner, _, _ := strings.Cut(name, "-")
 			if since := h.clock.Since(last[owner]); since < agedApart {
@@ -167,8 +189,11 @@ func TestPodsOnOldCellsGoAFewAtATimeWithinTheirBudgets(t *testing.T) {
 			}
 			last[owner], there[name] = h.clock.Now(), h.clock.Now()
 		}
-		if len(*evicted)-before > 1 || len(there) > mostDisrupted {
-			t.Fatalf("%d pods were evicted at once, and %d are not gone: %q", len(*evicted)-before, len(there), *evicted)
+		for name := range there {
+			of[pods[name].Namespace]++
+		}
+		if len(*evicted)-before > 1 || len(there) > mostDisrupted || of["ns-0"] > mostDisrupted/2 || of["ns-1"] > mostDisrupted/2 {
+			t.Fatalf("%d pods were evicted at once, and of %v are not gone: %q", len(*evicted)-before, of, *evicted)
 		}
 	}
 	if n := len(*evicted); n != (owners-1)*each {
@@ -176,5 +201,52 @@ func TestPodsOnOldCellsGoAFewAtATimeWithinTheirBudgets(t *testing.T) {
 	}
 	if n := len(slices.DeleteFunc(slices.Clone(h.events), func(e string) bool { return e != "Normal EvictionBlocked" })); n != each+1 {
 		t.Errorf("it was said %d times that a budget forbids to evict: want once of each", n)
+	}
+}
+
+// A tenant keeps the pods that Kip evicts by finalizers, after a short grace period or in an endless one.
+func TestEvictedPodsThatNeverGoStopNoEvictionsOfOthers(t *testing.T) {
+	for grace, most := range map[int64]time.Duration{0: time.Minute, math.MaxInt64: 11 * time.Minute} {
+		h, evicted := agedHarness(t, nil)
+		old := map[string][]*corev1.Pod{}
+		for n := range 3 * mostDisrupted {
+			namespace := fmt.Sprintf("ns-%d", n%3)
+			name := fmt.Sprintf("%s-%d", namespace, n)
+			p := pod(name, running, ownedBy("ReplicaSet", name), inNamespace(namespace, grace))
+			h.onCell(p)
+			old[namespace] = append(old[namespace], p)
+		}
+		h.clock.Step(24 * time.Hour)
+		// evicts has Kip look at the pods of a namespace until it has evicted most of them, or for as long as said.
+		evicts := func(namespace string, most int, during time.Duration) (gone []*corev1.Pod) {
+			for end := h.clock.Now().Add(during); h.clock.Now().Before(end) && len(gone) < most; h.clock.Step(5 * time.Second) {
+				for _, p := range old[namespace] {
+					if slices.Contains(*evicted, p.Name) {
+						continue
+					}
+					if h.look(p); slices.Contains(*evicted, p.Name) {
+						gone = append(gone, p)
+					}
+				}
+			}
+			return gone
+		}
+		began := h.clock.Now()
+		if n := len(evicts("ns-0", mostDisrupted, 59*time.Second)); n != mostDisrupted/2 {
+			t.Errorf("grace %d: %d pods of a namespace are being evicted, want %d", grace, n, mostDisrupted/2)
+		}
+		for _, p := range evicts("ns-1", 1, time.Minute) {
+			h.leave(p)
+		}
+		if n := len(*evicted); n != mostDisrupted/2+1 {
+			t.Errorf("grace %d: %d pods were evicted with that of another namespace, want %d", grace, n, mostDisrupted/2+1)
+		}
+		evicts("ns-1", mostDisrupted/2, most)
+		evicts("ns-2", 1, most)
+		if since := h.clock.Since(began); !slices.ContainsFunc(*evicted, func(name string) bool { return strings.HasPrefix(name, "ns-2") }) {
+			t.Errorf("grace %d: after %s no pod of a third namespace was evicted: %q", grace, since, *evicted)
+		} else if grace > 0 && since < most {
+			t.Errorf("grace %d: after %s an eleventh pod was evicted", grace, since)
+		}
 	}
 }

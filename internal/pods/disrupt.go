@@ -16,9 +16,12 @@ import (
 )
 
 const (
-	// disruptionPace is the least time between two evictions that could wait, and mostDisrupted how many of the pods that
-	// were evicted so may be there still.
-	disruptionPace, mostDisrupted = 10 * time.Second, 10
+	// disruptionPace is the least time between two evictions that could wait. mostDisrupted is how many of the pods that were
+	// evicted so may be ending at the same time, and mostOfNamespace how many of one namespace.
+	disruptionPace, mostDisrupted, mostOfNamespace = 10 * time.Second, 10, 5
+	// longestEnding bounds how much of its grace period such a pod counts as ending: pods choose their grace period, and
+	// finalizers keep them for ever.
+	longestEnding = 10 * time.Minute
 	// disruptionRetry is about when such an eviction is tried again.
 	disruptionRetry = time.Minute
 	// mostPaced bounds of how many controllers it is known when a pod of theirs was evicted.
@@ -38,7 +41,7 @@ type disrupting struct {
 	cells    Cells
 	choosing *choosing
 	evicting *evicting
-	evicted  *notes[bool] // pods that are there still
+	evicted  *notes[ending]
 	random   backoff.Random
 	clock    clock.PassiveClock
 	paused   *pause
@@ -47,6 +50,12 @@ type disrupting struct {
 	busy    bool // one is being evicted
 	last    time.Time
 	ofOwner map[route]time.Time // when a pod of each controller was evicted last, on any node
+}
+
+// ending is a pod that was evicted.
+type ending struct {
+	namespace string
+	until     time.Time // it counts as ending until then, or until it is gone
 }
 
 // disruption is an eviction that could wait.
@@ -69,7 +78,7 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 	owner, _ := routeOf(pod)
 	owner.node = ""
 	retry := s.random.Jittered(disruptionRetry)
-	if why, _ := s.cells.Behind(); why != "" || s.paused.why() != "" || !s.begin(owner, d.apart) {
+	if why, _ := s.cells.Behind(); why != "" || s.paused.why() != "" || !s.begin(pod.Namespace, owner, d.apart) {
 		return retry, nil
 	}
 	evicted := false
@@ -106,25 +115,45 @@ func (s *disrupting) replaceable(ctx context.Context, pod *corev1.Pod, better fu
 	return err == nil
 }
 
-// begin reports whether a pod of a controller may be evicted now. The caller then calls end.
-func (s *disrupting) begin(owner route, apart time.Duration) bool {
+// begin reports whether a pod of a namespace and controller may be evicted now. The caller then calls end.
+func (s *disrupting) begin(namespace string, owner route, apart time.Duration) bool {
 	now := s.clock.Now()
-	s.evicted.registry.mu.Lock()
-	disrupted := len(s.evicted.of)
-	s.evicted.registry.mu.Unlock()
+	all, of := s.ending(namespace, now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.busy || disrupted >= mostDisrupted || now.Sub(s.last) < disruptionPace || now.Sub(s.ofOwner[owner]) < apart {
+	if s.busy || all >= mostDisrupted || of >= mostOfNamespace || now.Sub(s.last) < disruptionPace || now.Sub(s.ofOwner[owner]) < apart {
 		return false
 	}
 	s.busy = true
 	return true
 }
 
+// ending returns how many of the pods that were evicted are ending, and how many of them are of a namespace.
+func (s *disrupting) ending(namespace string, now time.Time) (all, of int) {
+	s.evicted.registry.mu.Lock()
+	defer s.evicted.registry.mu.Unlock()
+	for uid, e := range s.evicted.of {
+		switch {
+		case !e.until.After(now):
+			delete(s.evicted.of, uid)
+			continue
+		case e.namespace == namespace:
+			of++
+		}
+		all++
+	}
+	return all, of
+}
+
 // end notes whether a pod was evicted.
 func (s *disrupting) end(pod *corev1.Pod, owner route, evicted bool) {
 	if evicted {
-		s.evicted.note(apiv1.Ref(pod), func(is *bool) { *is = true })
+		grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
+		if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
+			grace = min(max(*g, 0), int64(longestEnding/time.Second))
+		}
+		until := s.clock.Now().Add(time.Duration(grace)*time.Second + overdue)
+		s.evicted.note(apiv1.Ref(pod), func(e *ending) { *e = ending{namespace: pod.Namespace, until: until} })
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -122,7 +122,7 @@ func (c *Controller) wireAttending(cfg Config) {
 		cells:    cfg.Cells,
 		choosing: c.choosing,
 		evicting: c.evicting,
-		evicted:  newNotes[bool](c.registry),
+		evicted:  newNotes[ending](c.registry),
 		random:   cfg.Random,
 		clock:    cfg.Clock,
 		paused:   c.paused,
