@@ -8,7 +8,6 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -57,21 +56,7 @@ type Cell struct {
 	// Stopped is true while the instance of a standby cell is, or is being,
 	// stopped.
 	Stopped bool `json:"stopped,omitempty"`
-	// Disks are those of the pod's volumes.
-	Disks []Disk `json:"disks,omitempty"`
-	// Plugins are those of the CSI drivers of the pod's volumes.
-	Plugins []Plugin `json:"plugins,omitempty"`
-	// Kernel is what the pod asks of its machine's kernel; nil for nothing.
-	Kernel *KernelSettings `json:"kernel,omitempty"`
-	// UnsafeSysctls are those that the pod sets in its own namespaces and may set, as in agentapi.Config.
-	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
-	// GPUs are how many of NVIDIA's the pod asks for.
-	GPUs int64 `json:"gpus,omitempty"`
-	// Accelerators are how many others the pod asks for, by their resource. Nobody changes it.
-	Accelerators map[corev1.ResourceName]int64 `json:"accelerators,omitempty"`
-	// HealthyTimeout is the pod's own time limit for a silent cell; nil for the
-	// configured one, 0 or less for none.
-	HealthyTimeout *time.Duration `json:"healthyTimeout,omitempty"`
+	Wants
 	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
 	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
@@ -94,7 +79,7 @@ type Cell struct {
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
 	Cause Cause `json:"cause,omitempty"`
-	// Special says that the pod asks for what other cells do not have.
+	// Special says that the pod asks for what only a launch can give. No standby cell fits such a pod.
 	Special bool `json:"special,omitempty"`
 	// Refusals are how many offerings in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.

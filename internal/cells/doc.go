@@ -8,7 +8,7 @@
 // it. The files in the order of a cell's life, each with the parts that it hands over to:
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
-//	              (match.go), or add.go stores a new one
+//	              (match.go), or add.go stores a new one; wants.go has what the pod wants of it
 //	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), then what delays launches (pause.go): rights.go,
 //	              blockers.go; then launchqueue.go
 //	launch.go     has the phases of a launch done, one after the other: launchtake.go takes a group

@@ -70,10 +70,10 @@ func TestAPodsOwnTimeoutOverridesTheConfiguredOne(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		for name, own := range map[string]*time.Duration{"never": &never, "long": &long} {
 			if _, err := b.cells.Request(t.Context(), Request{
-				Pod:            ref(name),
-				Seen:           time.Now(),
-				HealthyTimeout: own,
-				Offerings:      []Offering{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
+				Pod:       ref(name),
+				Seen:      time.Now(),
+				Wants:     Wants{HealthyTimeout: own},
+				Offerings: []Offering{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
 			}); err != nil {
 				t.Fatal(err)
 			}

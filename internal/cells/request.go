@@ -8,7 +8,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/catalog"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 )
 
@@ -30,24 +29,13 @@ type Request struct {
 	Offerings []Offering
 	// RuledOut says why other types are none, for people.
 	RuledOut []apiv1.RuledOut
-	// Disks are those of the pod's volumes, all in the zone of each offering.
-	Disks []Disk
-	// Plugins are those of the CSI drivers of the pod's volumes.
-	Plugins []Plugin
-	// Kernel and UnsafeSysctls, and GPUs and Accelerators, are as in Cell.
-	Kernel        *KernelSettings
-	UnsafeSysctls []string
-	GPUs          int64
-	Accelerators  map[corev1.ResourceName]int64
+	Wants
 	// Options are what a cell for it is launched with.
 	Options Options
 	// Needs is as in Cell.
 	Needs catalog.Resources
-	// Special says that the pod asks for what only a launch can give. No standby
-	// cell fits such a pod.
+	// Special is as in Cell.
 	Special bool
-	// HealthyTimeout is as in Cell.
-	HealthyTimeout *time.Duration
 }
 
 // requests takes what pods ask for.
@@ -90,30 +78,14 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		return s.standbys.give(ctx, taken, r)
 	}
 	cell := Cell{
-		ID:             newID("cell-"),
-		Pod:            r.Pod,
-		Node:           r.Node,
-		Account:        r.Account,
-		PodCreated:     r.Created,
-		Phase:          apiv1.Requested,
-		Attempt:        r.Attempt,
-		Offerings:      r.Offerings,
-		Best:           r.best(),
-		RuledOut:       r.RuledOut,
-		Reason:         r.Offerings[0].Reason,
-		Options:        r.Options,
-		Needs:          r.Needs,
-		Special:        r.Special,
-		HealthyTimeout: r.HealthyTimeout,
-		Template:       s.recipe.template(s.recipe.digest()),
-		Disks:          r.Disks,
-		Plugins:        r.Plugins,
-		Kernel:         r.Kernel,
-		UnsafeSysctls:  r.UnsafeSysctls,
-		GPUs:           r.GPUs,
-		Accelerators:   r.Accelerators,
+		ID:        newID("cell-"),
+		Phase:     apiv1.Requested,
+		Offerings: r.Offerings,
+		Reason:    r.Offerings[0].Reason,
+		Options:   r.Options,
+		Template:  s.recipe.template(s.recipe.digest()),
 	}
-	cell.step(apiv1.StepSeen, r.Seen)
+	cell.give(r)
 	cell.step(apiv1.StepPlaced, s.clock.Now())
 	e := newEntry(cell, 0)
 	e.arrived = r.Arrived

@@ -51,12 +51,8 @@ func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) 
 		if cell.Phase != apiv1.Ready {
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
 		}
-		cell.Pod, cell.Attempt, cell.HealthyTimeout, cell.Disks, cell.Plugins = r.Pod, r.Attempt, r.HealthyTimeout, r.Disks, r.Plugins
-		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
-		cell.PodCreated, cell.Account, cell.Needs, cell.GPUs = r.Created, r.Account, r.Needs, r.GPUs
-		cell.Accelerators, cell.Kernel, cell.UnsafeSysctls = r.Accelerators, r.Kernel, r.UnsafeSysctls
+		cell.give(r)
 		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offerings[0].Reason
-		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepGiven, s.loop.clock.Now())
 		return nil
 	})

@@ -140,19 +140,20 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volume
 		return cells.Request{}, &PlacementError{Err: err}
 	}
 	r := cells.Request{
-		Pod:          apiv1.Ref(pod),
-		Node:         pod.Spec.NodeName,
-		Account:      account(pod, s.costLabels),
-		Created:      pod.CreationTimestamp.Time,
-		Offerings:    offerings,
-		RuledOut:     ruledOut(pod.Namespace, chosen, offerings),
-		Needs:        needed,
-		Disks:        disksOf(needs),
-		Plugins:      pluginsOf(needs),
-		GPUs:         placement.NVIDIA(pod),
-		Accelerators: placement.Accelerators(pod),
-
-		UnsafeSysctls: s.grants.unsafeSysctls(pod),
+		Pod:       apiv1.Ref(pod),
+		Node:      pod.Spec.NodeName,
+		Account:   account(pod, s.costLabels),
+		Created:   pod.CreationTimestamp.Time,
+		Offerings: offerings,
+		RuledOut:  ruledOut(pod.Namespace, chosen, offerings),
+		Needs:     needed,
+		Wants: cells.Wants{
+			Disks:         disksOf(needs),
+			Plugins:       pluginsOf(needs),
+			GPUs:          placement.NVIDIA(pod),
+			Accelerators:  placement.Accelerators(pod),
+			UnsafeSysctls: s.grants.unsafeSysctls(pod),
+		},
 	}
 	if invalid == nil {
 		r.Special, r.Kernel = special(asked), kernelSettings(asked)

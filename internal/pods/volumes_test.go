@@ -181,7 +181,7 @@ func TestTheEndOfACellWakesThePodThatHasWaitedLongestForItsDisk(t *testing.T) {
 		h.must(name)
 	}
 	h.clock.Step(longestVolumeRetry / 2)
-	h.c.CellChanged(cells.Cell{Phase: apiv1.Terminating, Disks: []cells.Disk{{ID: "disk-2"}, disk}})
+	h.c.CellChanged(cells.Cell{Phase: apiv1.Terminating, Wants: cells.Wants{Disks: []cells.Disk{{ID: "disk-2"}, disk}}})
 	if a, b, c := h.untilWoken("a"), h.untilWoken("b"), h.untilWoken("c"); a > 0 || b <= 0 || c <= 0 {
 		t.Errorf("the pods wait another %s, %s and %s: want the first to wait no more", a, b, c)
 	}
