@@ -20,10 +20,10 @@ type abandoned struct {
 // adoptOrRemove gives a cell whose launch was given up its instance, if a list shows one. It removes the cell
 // when two complete lists, which show all others, lack the instance: a list may lag behind a launch, and one
 // answer may be older than the last.
-func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) (time.Duration, error) {
+func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) (progress, error) {
 	if id, ok := seen.byCell[e.cell().JoinID()]; ok {
 		found := seen.byID[id]
-		return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
+		return done, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
 	}
 	cell := e.cell()
 	if !seen.lacks && seen.covers(cell.Offering().Zone) && seen.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
@@ -32,9 +32,9 @@ func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) 
 		case first.IsZero():
 			*first = seen.began
 		case seen.began.After(*first):
-			return 0, s.removals.remove(ctx, e, cell.Reason)
+			return done, s.removals.remove(ctx, e, cell.Reason)
 		}
 	}
 	s.inventory.pollSoon()
-	return time.Second, nil
+	return waitFor("lists that show whether it has an instance", time.Second), nil
 }

@@ -39,7 +39,7 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	s.table.mu.Unlock()
 	s.inventory.pollSoon()
-	return waitFor(time.Second), nil
+	return waitFor("its addresses", time.Second), nil
 }
 
 // addressed reports whether an instance has all the addresses that Kip needs.

@@ -30,11 +30,11 @@ func TestACellWaitsUntilALookOfAfterItsLaunchShowsAllAddresses(t *testing.T) {
 		{"both", 2 * time.Second, both, true, "it runs, and the cloud has given it 10.0.0.2 alone and no address for its pod"},
 	} {
 		b.listed(snapshot{began: launched.Add(tc.began), byID: map[string]cloud.Instance{tc.shown.ID: tc.shown}})
-		want := waitFor(time.Second)
+		want := waitFor("", time.Second)
 		if tc.ready {
 			want = done
 		}
-		if got, err := s.prepare(t.Context(), e); err != nil || got != want || e.lacks != tc.lacks || b.asked() == tc.ready {
+		if got, err := bare(s.prepare(t.Context(), e)); err != nil || got != want || e.lacks != tc.lacks || b.asked() == tc.ready {
 			t.Errorf("%s: %+v, lacks %q, error %v", tc.name, got, e.lacks, err)
 		}
 	}

@@ -45,13 +45,15 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 	if e.cell().Agent() == nil {
 		return done, nil
 	}
-	err := s.connections.connect(ctx, e)
+	got, err := s.connections.connect(ctx, e)
 	switch {
 	case errors.Is(err, errNoAgent):
 		s.end(e, err.Error())
 		return leave, nil
 	case err != nil && !errors.Is(err, errAgentFetched):
 		return progress{}, err
+	case err == nil && got != done:
+		return got, nil
 	}
 	s.table.mu.Lock()
 	since, there := e.goesOver, e.configured
@@ -61,14 +63,14 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	case since.IsZero():
 		s.inventory.pollSoon() // is the machine still there?
-		return waitFor(silentPoll), nil
+		return waitFor("a connection to its agent", silentPoll), nil
 	}
 	left := s.loop.leftTo(e, since, goOverTimeout)
 	if left <= 0 {
 		s.end(e, events.AgentNotRestored(e.bootsUntil()))
 		return leave, nil
 	}
-	return waitFor(min(left, agentPoll)), nil
+	return waitFor("the agent of its launch", min(left, agentPoll)), nil
 }
 
 // end has a ready cell end that has not the agent of its launch.

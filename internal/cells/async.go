@@ -2,13 +2,8 @@ package cells
 
 import (
 	"context"
-	"errors"
 	"sync"
 )
-
-// errUnderWay: what a step needs is being done. The cell is woken when it has ended,
-// and the step goes on from there.
-var errUnderWay = errors.New("it is being done")
 
 // The operations whose names matter to others.
 const (
@@ -32,19 +27,18 @@ type asyncOps struct {
 	now *asyncOp
 }
 
-// async does something slow for a cell. It returns errUnderWay until that has ended,
-// and then its outcome, once. Another operation of the cell goes first; its outcome is
-// forgotten, and whoever wants it asks again.
-func (l *loop) async(ctx context.Context, e *entry, what string, do func(context.Context) error) error {
+// async does something slow for a cell. It is under way until that has ended, which wakes the cell. Then async is done, once, and returns
+// the outcome. Another operation of the cell goes first; its outcome is forgotten, and whoever wants it asks again.
+func (l *loop) async(ctx context.Context, e *entry, what string, do func(context.Context) error) (progress, error) {
 	e.async.mu.Lock()
 	defer e.async.mu.Unlock()
 	if a := e.async.now; a != nil {
 		if !a.ended {
-			return errUnderWay
+			return underWay(a.what), nil
 		}
 		e.async.now = nil
 		if a.what == what {
-			return a.err
+			return done, a.err
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -58,7 +52,7 @@ func (l *loop) async(ctx context.Context, e *entry, what string, do func(context
 		e.async.mu.Unlock()
 		l.queue.Add(e.id)
 	})
-	return errUnderWay
+	return underWay(what), nil
 }
 
 // has reports whether an operation goes on, or has ended and nobody has its outcome yet.

@@ -342,30 +342,30 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 		e := newEntry(Cell{ID: "none"}, 0)
 		failed, did := errors.New("failed"), 0
 		do := func(context.Context) error { did++; return failed }
-		run := func(what string) error { return b.cells.loop.async(t.Context(), e, what, do) }
-		if err := run("a"); !errors.Is(err, errUnderWay) {
+		run := func(what string) (progress, error) { return b.cells.loop.async(t.Context(), e, what, do) }
+		if got, err := run("a"); err != nil || got.state != isUnderWay {
 			t.Errorf("it begins with %v", err)
 		}
 		b.later(time.Second)
-		if err := run("a"); !errors.Is(err, failed) || did != 1 {
+		if got, err := run("a"); got != done || !errors.Is(err, failed) || did != 1 {
 			t.Errorf("it was done %d times, and ended with %v", did, err)
 		}
 		for range 2 { // what was done for another purpose is no answer
-			if err := run("b"); !errors.Is(err, errUnderWay) {
+			if got, err := run("b"); err != nil || got.state != isUnderWay {
 				t.Errorf("another begins with %v", err)
 			}
 		}
 		b.later(time.Second)
-		if err := run("a"); !errors.Is(err, errUnderWay) {
+		if got, err := run("a"); err != nil || got.state != isUnderWay {
 			t.Errorf("the first, again, begins with %v", err)
 		}
 		b.later(time.Second)
 		e.async.drop("a")
-		if err := run("a"); !errors.Is(err, failed) || did != 3 {
+		if got, err := run("a"); got != done || !errors.Is(err, failed) || did != 3 {
 			t.Errorf("it was done %d times, and ended with %v", did, err)
 		}
 		hung := make(chan error, 1)
-		_ = b.cells.loop.async(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
+		_, _ = b.cells.loop.async(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
 		b.later(time.Second)
 		e.async.drop("a")
 		if err := <-hung; !errors.Is(err, context.Canceled) {

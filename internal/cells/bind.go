@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"k8s.io/utils/clock"
@@ -25,10 +24,10 @@ type binding struct {
 
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
-func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *binding) Step(ctx context.Context, e *entry) (progress, error) {
 	got, err := s.preparations.prepare(ctx, e)
-	if err != nil || got.state == isWaiting {
-		return got.again, err
+	if err != nil || got.waits() {
+		return got, err
 	}
 	prepared := got.state == isDone
 	// From here on the kubelet of a prepared cell may see the pod. Whoever lets the cell go must know:
@@ -38,13 +37,13 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	e.binding = prepared && why == "" && pod.UID != "" && !e.cell().Stopped
 	s.table.mu.Unlock()
 	if why != "" {
-		return 0, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: why})
+		return done, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: why})
 	}
 	if e.cell().Stopped {
 		return s.idling.stopOrStart(ctx, e)
 	}
 	if !prepared {
-		return 0, errMoved // what it was to end or to stop for is over
+		return anew, nil // what it was to end or to stop for is over
 	}
 	if pod.UID == "" {
 		return s.idling.idle(ctx, e)
@@ -53,7 +52,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		cell.step(apiv1.StepBound, s.clock.Now())
 		return cell.enter(apiv1.Bound)
 	}); err != nil {
-		return 0, err
+		return progress{}, err
 	}
-	return 0, e.show()
+	return done, e.show()
 }

@@ -37,18 +37,19 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		phase   apiv1.Phase
 		again   time.Duration
 		fails   bool
+		anew    bool
 		binding bool
 	}{
 		"it is prepared": {got: done, phase: apiv1.Bound, binding: true},
-		"it waits":       {got: waitFor(time.Second), phase: apiv1.Ready, again: time.Second},
-		"it fails":       {got: waitFor(time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
+		"it waits":       {got: waitFor("", time.Second), phase: apiv1.Ready, again: time.Second},
+		"it fails":       {got: waitFor("", time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
 		"its pod is gone": {got: leave, last: func(b *bench, e *entry) {
 			b.end(e, CausePodDeleted)
 		}, phase: apiv1.Terminating},
 		"its pod went at the last moment": {got: done, last: func(b *bench, e *entry) {
 			b.end(e, CausePodDeleted)
 		}, phase: apiv1.Terminating},
-		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
+		"it leaves for no reason": {got: leave, phase: apiv1.Ready, anew: true},
 		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {
 			b.noticed(e, b.clock.Now().Add(time.Minute), true)
 		}, phase: apiv1.Terminating},
@@ -81,10 +82,11 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		if tc.before != nil {
 			tc.before(b, e)
 		}
-		again, err := s.Step(t.Context(), e)
-		got := e.cell()
-		if got.Phase != tc.phase || again != tc.again || (err != nil) != tc.fails || len(asked) != 2 || e.binding != tc.binding {
-			t.Errorf("%s: it is %s, again after %s (%v); asked %v, binding %t", name, got.Phase, again, err, asked, e.binding)
+		got, err := s.Step(t.Context(), e)
+		is := e.cell().Phase
+		if is != tc.phase || got.again != tc.again || (got == anew) != tc.anew || (err != nil) != tc.fails || len(asked) != 2 ||
+			e.binding != tc.binding {
+			t.Errorf("%s: it is %s, %+v (%v); asked %v, binding %t", name, is, got, err, asked, e.binding)
 		}
 		if shown := len(link.bound) == 1; shown != (tc.phase == apiv1.Bound) {
 			t.Errorf("%s: its kubelet sees %d pods", name, len(link.bound))

@@ -35,18 +35,18 @@ type connections struct {
 }
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
-// given its configuration: errUnderWay until that has its answer.
-func (s *connections) connect(ctx context.Context, e *entry) error {
+// given its configuration. It is done when the agent has that, or is not connected.
+func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 	for {
 		configure, err := s.bringUp(ctx, e)
 		if err != nil {
-			return err
+			return progress{}, err
 		}
 		if configure == nil {
-			return s.reports.reportConfigured(ctx, e)
+			return done, s.reports.reportConfigured(ctx, e)
 		}
-		if err := s.loop.async(ctx, e, "configure", configure); err != nil {
-			return err
+		if got, err := s.loop.async(ctx, e, "configure", configure); err != nil || got != done {
+			return got, err
 		}
 	}
 }

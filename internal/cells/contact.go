@@ -25,13 +25,14 @@ type contacting struct {
 
 // prepare connects to a cell, and waits until its kubelet is ready.
 func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
-	if err := s.connections.connect(ctx, e); err != nil {
+	got, err := s.connections.connect(ctx, e)
+	switch {
+	case err != nil:
 		return s.handleFailure(ctx, e, err)
+	case got == done && !s.connections.kubeletReady(e):
+		return await("its kubelet"), nil // the tunnel and the kubelet wake the cell
 	}
-	if !s.connections.kubeletReady(e) {
-		return progress{}, nil // the tunnel and the kubelet wake the cell
-	}
-	return done, nil
+	return got, nil
 }
 
 // handleFailure acts on an error of connecting: a cell whose agent or cloud-init file is under way is
@@ -44,7 +45,7 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (pr
 	case errors.Is(err, errNoCloudInit):
 		return leave, s.failures.endWithoutCloudInit(ctx, e, err)
 	case errors.Is(err, errAgentFetched):
-		return waitFor(agentPoll), nil
+		return waitFor("the agent of its launch", agentPoll), nil
 	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():
 		if e.cell().StepTime(apiv1.StepCloudInit).IsZero() {
 			// Stored, since a Kip that begins anew is not to take it for one that does not join.
@@ -57,7 +58,7 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (pr
 		}
 		polls := s.polls.of(e)
 		*polls++
-		return waitFor(s.loop.random.After(*polls, firstSetUpPoll, longestSetUpPoll)), nil
+		return waitFor("its cloud-init file", s.loop.random.After(*polls, firstSetUpPoll, longestSetUpPoll)), nil
 	}
 	return progress{}, err
 }

@@ -18,13 +18,12 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		phase     apiv1.Phase
 		fails     bool
 	}{
-		"its agent is being fetched":           {errAgentFetched, "", agentPoll, apiv1.Booting, false},
-		"its file is being carried out":        {agentapi.ErrNotYet, "digest", firstSetUpPoll, apiv1.Booting, false},
-		"something else is not ready":          {agentapi.ErrNotYet, "", 0, apiv1.Booting, true},
-		"its agent cannot be had":              {errNoAgent, "", 0, apiv1.Terminating, false},
-		"its file cannot be carried out":       {errNoCloudInit, "digest", 0, apiv1.Terminating, false},
-		"it cannot be asked for some reason":   {broken, "", 0, apiv1.Booting, true},
-		"the configuration is being put there": {errUnderWay, "", 0, apiv1.Booting, true},
+		"its agent is being fetched":         {errAgentFetched, "", agentPoll, apiv1.Booting, false},
+		"its file is being carried out":      {agentapi.ErrNotYet, "digest", firstSetUpPoll, apiv1.Booting, false},
+		"something else is not ready":        {agentapi.ErrNotYet, "", 0, apiv1.Booting, true},
+		"its agent cannot be had":            {errNoAgent, "", 0, apiv1.Terminating, false},
+		"its file cannot be carried out":     {errNoCloudInit, "digest", 0, apiv1.Terminating, false},
+		"it cannot be asked for some reason": {broken, "", 0, apiv1.Booting, true},
 	} {
 		b := newBench(t)
 		s := &contacting{loop: b.loop, records: b.records, failures: b.failing()}
@@ -32,11 +31,11 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		launched := e.cell().clone()
 		launched.Launch = &Launch{ID: "l", CloudInit: tc.cloudInit}
 		e.current.Store(&launched)
-		want := waitFor(tc.again)
+		want := waitFor("", tc.again)
 		if tc.phase == apiv1.Terminating {
 			want = leave
 		}
-		got, err := s.handleFailure(t.Context(), e, tc.err)
+		got, err := bare(s.handleFailure(t.Context(), e, tc.err))
 		if (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) || got != want || e.cell().Phase != tc.phase {
 			t.Errorf("%s: it is %s, %+v (%v)", name, e.cell().Phase, got, err)
 		}

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"sync"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
@@ -94,11 +93,9 @@ func (c *Controller) Run(ctx context.Context) error {
 // nothing else ends its queue.
 func (c *Controller) Close() { c.loop.queue.ShutDown() }
 
-// step is one of a cell's life. It returns after how long to run again; 0 means that something else wakes the cell. With an
-// error the step runs again after a back-off, and again counts only for errUnderWay, which is no failure. errMoved and
-// errBehind have it run at once, errGone not at all. See loop.process.
+// step is one of a cell's life. Where it has moved the cell to another phase, the step of that follows, whatever its progress.
 type step interface {
-	Step(ctx context.Context, e *entry) (again time.Duration, err error)
+	Step(ctx context.Context, e *entry) (progress, error)
 }
 
 // stepOf returns the step of a phase.

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"errors"
 	"log/slog"
 	"sync"
 	"testing"
@@ -207,11 +206,20 @@ func (b *bench) asked() bool {
 }
 
 // through does something until what is done aside for it has ended.
-func (b *bench) through(do func() error) error {
+func (b *bench) through(do func() (progress, error)) (progress, error) {
 	for {
-		if err := do(); !errors.Is(err, errUnderWay) {
-			return err
+		if got, err := do(); got.state != isUnderWay {
+			return got, err
 		}
 		b.loop.running.Wait()
 	}
+}
+
+// after returns after how long a step runs again.
+func after(got progress, err error) (time.Duration, error) { return got.again, err }
+
+// bare returns a progress without what the cell waits for.
+func bare(got progress, err error) (progress, error) {
+	got.why = ""
+	return got, err
 }

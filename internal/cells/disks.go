@@ -73,28 +73,28 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		return progress{}, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
 	}
 	if !given.attached {
-		if again, err := s.attach(ctx, e); err != nil || again > 0 {
-			return waitFor(again), err
+		if got, err := s.attach(ctx, e); err != nil || got != done {
+			return got, err
 		}
 		given.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 	}
 	if !e.session.connected() {
-		return progress{}, nil // the tunnel wakes the cell
+		return await("a connection to its agent"), nil // the tunnel wakes the cell
 	}
 	session := e.session
-	err := s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})
 	switch {
+	case got != done:
+		return got, nil
 	case err == nil:
-	case errors.Is(err, errUnderWay):
-		return progress{}, err
 	case errors.Is(err, agentapi.ErrNotYet):
 		if e.wait.polls >= attachAgain {
 			given.attached = false // the cloud has said yes, and may not have done it
 		}
 		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
-		return waitFor(s.waits.next(e)), nil
+		return waitFor("its disks to be devices", s.waits.next(e)), nil
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
@@ -104,11 +104,10 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	return done, nil
 }
 
-// attach has the cloud attach a cell's disks. It returns after how long to ask
-// again where one is not free.
-func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err error) {
+// attach has the cloud attach a cell's disks. The cell waits for one that is not free, and leaves if it has waited too long.
+func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	err = s.loop.async(ctx, e, attachesDisks, func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, attachesDisks, func(ctx context.Context) error {
 		for _, d := range cell.Disks {
 			if err := s.calls.Optional().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
 				return &attachError{d, err}
@@ -119,27 +118,27 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	var failed *attachError
 	var inUse *cloud.InUseError
 	switch {
-	case ctx.Err() != nil, !errors.As(err, &failed):
-		return 0, err
+	case got != done, ctx.Err() != nil, !errors.As(err, &failed):
+		return got, err
 	case errors.As(err, &inUse):
 		atMost := time.Duration(0)
 		if s.table.letsGoOf(inUse.Instance) {
 			e.wait.refused = time.Time{}
 		} else if s.giveUpIfLate(e, failed, heldTimeout) {
-			return diskPoll, nil
+			return leave, nil
 		} else {
 			atMost = heldTimeout
 		}
 		s.waits.report(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
-		return s.waits.next(e), nil
+		return waitFor("a disk that another instance has", s.waits.next(e)), nil
 	case errors.Is(err, cloud.ErrNotYet):
 		e.wait.refused = time.Time{}
 	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
 	case cloud.Refused(failed.err) && s.giveUpIfLate(e, failed, refusedTimeout):
-		return diskPoll, nil
+		return leave, nil
 	}
 	s.waits.report(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
-	return 0, err
+	return progress{}, err
 }
 
 // giveUpIfLate ends a cell that has waited so long for a disk, and reports whether it did.

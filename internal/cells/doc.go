@@ -5,7 +5,8 @@
 //
 // Each step of a cell's life is a struct with the few parts that it depends on, in a
 // file of its own. stepOf in controller.go names the step of each phase, and loop runs
-// it. The files in the order of a cell's life, each with the parts that it hands over to:
+// it, by the progress that the step returns (progress.go). The files in the order of a cell's life,
+// each with the parts that it hands over to:
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one; wants.go has what the pod wants of it

@@ -31,37 +31,39 @@ type draining struct {
 // Step saves what must outlive the cell: the logs of a pod that ran to its end,
 // what the cell has yet to say to slow readers, and what is on its disks. A cell that cannot be reached is terminated
 // without that. An event of its pod says so. The cell of a failed pod may stay for a while then.
-func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	if err := s.drain(ctx, e); err != nil {
-		return 0, err
+func (s *draining) Step(ctx context.Context, e *entry) (progress, error) {
+	if got, err := s.drain(ctx, e); err != nil || got != done {
+		return got, err
 	}
-	if kept, err := s.keeping.prepare(ctx, e); err != nil || kept.state != isDone {
-		return kept.again, err
+	if got, err := s.keeping.prepare(ctx, e); err != nil || got != done {
+		return got, err
 	}
-	return 0, s.ends.startTerminating(ctx, e, cellEnd{cause: e.cell().Cause, evidence: e.cell().Reason})
+	return done, s.ends.startTerminating(ctx, e, cellEnd{cause: e.cell().Cause, evidence: e.cell().Reason})
 }
 
 // drain saves what must outlive a cell, once: of one that is kept an earlier process has.
-func (s *draining) drain(ctx context.Context, e *entry) error {
+func (s *draining) drain(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	if *s.drained.of(e) || !cell.StepTime(apiv1.StepKept).IsZero() {
-		return nil
+		return done, nil
 	}
 	e.async.drop(drains)
 	if cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell) || e.lingers() {
-		err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
+		got, err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
 			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
 			return s.saveAll(drain, e, err)
 		})
 		switch {
+		case got != done:
+			return got, nil
 		case errors.Is(err, errNotFreed):
 			s.keeping.giveUp(e, err)
 		case err != nil:
-			return err
+			return progress{}, err
 		}
 	}
 	*s.drained.of(e) = true
-	return nil
+	return done, nil
 }
 
 // saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile

@@ -222,7 +222,7 @@ func TestACellIsTerminatedOnceWhatMustOutliveItIsSaved(t *testing.T) {
 			asked += r.URL.Path + " "
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("{}"))}
 		}
-		if err := b.through(func() error { _, err := s.Step(t.Context(), e); return err }); err != nil {
+		if _, err := b.through(func() (progress, error) { return s.Step(t.Context(), e) }); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		got := e.cell()

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"time"
 
 	"k8s.io/utils/clock"
 )
@@ -20,7 +19,7 @@ type enqueuing struct {
 var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil)}
 
 // Step adds a cell to the queue of launches once it is prepared and nothing delays its launch.
-func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	s.table.mu.Lock()
 	if e.launching && e.ending != "" && s.launches.remove(e) {
 		e.giveBackLocked()
@@ -31,23 +30,23 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	s.table.mu.Unlock()
 	if launching {
-		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
+		return await("its launch"), nil // it waits for its turn, or is its group's, which may be storing the launch, and gives it back
 	}
 	if why != "" {
-		return 0, s.removals.remove(ctx, e, why)
+		return done, s.removals.remove(ctx, e, why)
 	}
 	next, err := toLaunchOf(e)
 	if err != nil {
-		return 0, err
+		return progress{}, err
 	}
-	if got, err := s.preparations.prepare(ctx, e); err != nil || got.state != isDone {
-		return got.again, err
+	if got, err := s.preparations.prepare(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	if d := s.add(next); d != nil {
 		d.report()
-		return d.left, nil
+		return waitFor("what delays its launch", d.left), nil
 	}
-	return 0, nil
+	return await("its launch"), nil
 }
 
 // add adds a cell to the queue, or returns why it is not launched now. At the same time the cell becomes its group's, and the probe where
@@ -71,7 +70,7 @@ type resolveRetries struct{ clock clock.PassiveClock }
 
 func (s *resolveRetries) prepare(_ context.Context, e *entry) (progress, error) {
 	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
-		return waitFor(wait), nil
+		return waitFor("another try to resolve its launch", wait), nil
 	}
 	return done, nil
 }

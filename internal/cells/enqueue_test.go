@@ -59,7 +59,7 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 		e := b.requested("c")[0]
 		tc.before(b, s, e)
 		for range 2 { // the second is of a cell that waits already, or is gone
-			again, err := s.Step(t.Context(), e)
+			again, err := after(s.Step(t.Context(), e))
 			if again != tc.again || err != nil && (!tc.gone || !errors.Is(err, errGone)) {
 				t.Errorf("%s: again after %s (%v)", name, again, err)
 			}
@@ -120,7 +120,7 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()
-		if got, err := s.Step(t.Context(), e); got != want || e.launching != (want == 0) || err != nil {
+		if got, err := after(s.Step(t.Context(), e)); got != want || e.launching != (want == 0) || err != nil {
 			t.Errorf("%s: again after %s (%v), launching %t; want it to wait %s", why, got, err, e.launching, want)
 		}
 	}

@@ -34,10 +34,10 @@ func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error)
 	case exclusive:
 		return done, nil
 	case doubt == behind:
-		return waitFor(idlePoll), nil
+		return waitFor("the store to know all instances", idlePoll), nil
 	}
 	s.inventory.pollSoon()
-	return waitFor(time.Second), nil
+	return waitFor("a list without another instance for its pod", time.Second), nil
 }
 
 // ensureExclusive ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such

@@ -23,9 +23,9 @@ func (s *exclusiveBind) prepare(_ context.Context, e *entry) (progress, error) {
 	switch {
 	case !exclusive:
 		s.inventory.pollSoon()
-		return waitFor(time.Second), nil
+		return waitFor("a list without another instance for its pod", time.Second), nil
 	case s.generation.mayRunMore(e):
-		return waitFor(time.Second), nil
+		return waitFor("the store to know all instances", time.Second), nil
 	}
 	return done, nil
 }

@@ -22,11 +22,11 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		want         progress
 	}{
 		"a standby cell is given to a pod":             {"a", "pool", false, "", true, done},
-		"one is given, and nothing is listed yet":      {"a", "pool", false, "", false, waitFor(time.Second)},
+		"one is given, and nothing is listed yet":      {"a", "pool", false, "", false, waitFor("", time.Second)},
 		"one is given, and is to end":                  {"a", "pool", false, "why", false, leave},
 		"one is not given yet":                         {"", "pool", false, "", false, done},
 		"the cell was launched for its pod":            {"a", "", false, "", false, done},
-		"an earlier Kip's, and nothing is listed yet":  {"a", "", true, "", false, waitFor(time.Second)},
+		"an earlier Kip's, and nothing is listed yet":  {"a", "", true, "", false, waitFor("", time.Second)},
 		"an earlier Kip's, and all is listed":          {"a", "", true, "", true, done},
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
@@ -42,7 +42,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 			b.listed(snapshot{began: b.clock.Now()})
 			b.generation.compared = true
 		}
-		if got, err := s.prepare(t.Context(), e); err != nil || got != tc.want {
+		if got, err := bare(s.prepare(t.Context(), e)); err != nil || got != tc.want {
 			t.Errorf("%s: %+v (%v), want %+v", name, got, err, tc.want)
 		}
 	}
@@ -63,7 +63,7 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 		if tc.ends {
 			b.end(e, CauseLost)
 		}
-		got, err := s.prepare(t.Context(), e)
+		got, err := bare(s.prepare(t.Context(), e))
 		if got != tc.want || err != nil || e.session.opened() != (tc.want == done) {
 			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session.opened())
 		}

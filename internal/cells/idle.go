@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud/pipe"
 )
@@ -19,18 +18,18 @@ type idling struct {
 }
 
 // idle is what a standby cell does until it is taken.
-func (s *idling) idle(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 	if s.stops(e.cell()) {
 		if err := s.stopping.begin(ctx, e); err != nil {
-			return 0, err
+			return progress{}, err
 		}
 		return s.stopOrStart(ctx, e)
 	}
 	if !e.session.connected() {
 		s.inventory.pollSoon() // is the machine still there?
-		return silentPoll, nil
+		return waitFor("a connection to its agent", silentPoll), nil
 	}
-	return 0, nil
+	return await("a pod that takes it"), nil
 }
 
 // stops says that an idle standby cell is to be stopped.
@@ -40,10 +39,10 @@ func (s *idling) stops(cell *Cell) bool {
 
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
-func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *idling) stopOrStart(ctx context.Context, e *entry) (progress, error) {
 	machines := s.calls.Optional().Stopper
 	if machines == nil {
-		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, s.calls.Name())
+		return progress{}, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, s.calls.Name())
 	}
 	s.connections.disconnect(e)
 	if e.cell().Pod.UID == "" {

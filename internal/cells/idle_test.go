@@ -49,7 +49,7 @@ func TestOnlyTheCellsOfAPoolThatKeepsThemStoppedAreStopped(t *testing.T) {
 		again     time.Duration
 	}{{"it is connected", true, 0}, {"it is away", false, silentPoll}} {
 		link.connected = tc.connected
-		again, err := s.idle(t.Context(), e)
+		again, err := after(s.idle(t.Context(), e))
 		if err != nil || again != tc.again || b.asked() == tc.connected || e.cell().Stopped {
 			t.Errorf("%s: again after %s, stopped %t (%v)", tc.name, again, e.cell().Stopped, err)
 		}
@@ -87,8 +87,7 @@ func TestACellIsStoppedOnceAndNoLongerPaidForThen(t *testing.T) {
 	} {
 		b.clock.Step(tc.after)
 		b.listed(snapshot{byID: map[string]cloud.Instance{"i-c": {ID: "i-c", State: tc.shown}}})
-		var again time.Duration
-		err := b.through(func() (err error) { again, err = s.stop(t.Context(), e, machines); return err })
+		again, err := after(b.through(func() (progress, error) { return s.stop(t.Context(), e, machines) }))
 		if err != nil || again != tc.again || machines.stops != tc.calls {
 			t.Errorf("%s: %d calls, again after %s (%v)", tc.name, machines.stops, again, err)
 		}
@@ -127,9 +126,8 @@ func TestAStoppedCellThatAPodHasTakenBoots(t *testing.T) {
 	s := b.starting()
 	e := b.stopped("c", "a")
 	b.clock.Step(time.Minute)
-	if err := b.through(func() error {
-		_, err := s.start(t.Context(), e, stopper{modelCloud: b.cloud})
-		return err
+	if _, err := b.through(func() (progress, error) {
+		return s.start(t.Context(), e, stopper{modelCloud: b.cloud})
 	}); err != nil {
 		t.Fatal(err)
 	}

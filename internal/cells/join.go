@@ -20,27 +20,21 @@ var _ = []preparation{(*addressing)(nil), (*contacting)(nil), (*readying)(nil)}
 
 // Step waits for the machine's agent to prove that it has the token, gives it
 // its configuration, and waits for its kubelet.
-func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *joining) Step(ctx context.Context, e *entry) (progress, error) {
 	if ended, err := s.failures.endUnwanted(ctx, e); err != nil || ended {
-		return 0, err
+		return done, err
 	}
 	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
-		return 0, nil
+		return leave, nil
 	}
 	if s.generation.mayRunMore(e) {
 		s.generation.noteAway(s.clock.Now())
-		return time.Second, nil
+		return waitFor("the store to know all instances", time.Second), nil
 	}
 	left, err := s.failures.endIfLate(ctx, e)
 	if err != nil || left <= 0 {
-		return 0, err
+		return done, err
 	}
 	got, err := s.stages.prepare(ctx, e)
-	switch {
-	case err == nil && got.state != isWaiting:
-		return 0, nil
-	case got.again == 0:
-		return left, err // or something else wakes the cell
-	}
-	return min(left, got.again), err
+	return got.atMost(left), err
 }

@@ -32,21 +32,25 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if cell.StepTime(apiv1.StepKept).IsZero() {
-		if err := s.begin(ctx, e); err != nil {
-			return progress{}, err
+		if got, err := s.begin(ctx, e); err != nil || got != done {
+			return got, err
 		}
 	}
 	if why := s.lost(e); why != "" {
 		s.loop.log.Info("the cell of a failed pod ends before its time", "cell", e.id, "pod", cell.Pod.String(), "why", why)
 		return done, nil
 	}
-	return waitFor(min(left, idlePoll)), s.connections.connect(ctx, e)
+	got, err := s.connections.connect(ctx, e)
+	if err == nil && got == done {
+		got = await("the end of the time for which it is kept")
+	}
+	return got.atMost(min(left, idlePoll)), err
 }
 
 // begin stores that a cell is kept: what must outlive it is saved, and its pod's networks can be routed to the pod's successor.
-func (s *keeping) begin(ctx context.Context, e *entry) error {
-	if err := s.routes.unrouteEnding(ctx, e); err != nil {
-		return err
+func (s *keeping) begin(ctx context.Context, e *entry) (progress, error) {
+	if got, err := s.routes.unrouteEnding(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	err := s.records.save(ctx, e, func(cell *Cell) error {
 		cell.step(apiv1.StepKept, s.loop.clock.Now())
@@ -55,7 +59,7 @@ func (s *keeping) begin(ctx context.Context, e *entry) error {
 	if err == nil {
 		s.events.report(e.cell(), events.NewCellKept(e.id, e.cell().KeepUntil))
 	}
-	return err
+	return done, err
 }
 
 // giveUp notes that a cell is not kept, and reports it.

@@ -46,19 +46,19 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if !e.session.connected() {
-		return progress{}, nil // the tunnel wakes the cell
+		return await("a connection to its agent"), nil // the tunnel wakes the cell
 	}
 	session := e.session
-	err := s.loop.async(ctx, e, "set the kernel", func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, "set the kernel", func(ctx context.Context) error {
 		return s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutKernel(ctx, *cell.Kernel) })
 	})
 	switch {
+	case got != done:
+		return got, nil
 	case err == nil:
 		state.set = true
 		s.waits.clear(ctx, e)
 		return done, nil
-	case errors.Is(err, errUnderWay):
-		return progress{}, err
 	case errors.Is(err, agentapi.ErrNotYet):
 		now := s.loop.clock.Now()
 		if state.since.IsZero() {
@@ -67,7 +67,7 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 		if now.Sub(state.since) >= kernelSilence {
 			s.waits.report(ctx, e, events.NewHostSettingsNotReady(e.id, err))
 		}
-		return waitFor(kernelPoll), nil
+		return waitFor("its kernel settings", kernelPoll), nil
 	case answered(err, http.StatusBadRequest, http.StatusNotFound):
 		s.refused(e, err)
 		return leave, nil

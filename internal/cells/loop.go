@@ -63,38 +63,36 @@ func (l *loop) process(ctx context.Context, id string, stepOf func(apiv1.Phase) 
 	if e == nil {
 		return
 	}
-	again, err := l.advance(ctx, e, stepOf)
+	got, err := l.advance(ctx, e, stepOf)
 	switch {
 	case ctx.Err() != nil:
-	case errors.Is(err, errUnderWay):
-		// What failed before is not forgotten: it may fail again.
-		if again > 0 {
-			l.queue.AddAfter(id, again)
-		}
+		return
 	case err != nil:
-		l.again(e, err)
-	case again > 0:
+		l.retry(e, err)
+		return
+	case got.state == isAnew:
+		l.queue.Add(id)
+		return
+	case got.state != isUnderWay:
 		l.queue.Forget(id)
-		l.queue.AddAfter(id, again)
-	default:
-		l.queue.Forget(id)
+	}
+	if got.waits() {
+		l.log.Debug("a cell waits", "cell", id, "phase", e.cell().Phase, "for", got.why, "again", got.again)
+	}
+	if got.again > 0 {
+		l.queue.AddAfter(id, got.again)
 	}
 }
 
-// again retries a step that failed, or ends Run where to retry would be wrong.
-func (l *loop) again(e *entry, err error) {
-	if errors.Is(err, errMoved) {
-		l.queue.Add(e.id)
-		return
-	}
-	if errors.Is(err, errGone) {
+// retry runs a step again that failed, or ends Run where that would be wrong. Three errors of the store are no failures of a step.
+func (l *loop) retry(e *entry, err error) {
+	switch {
+	case errors.Is(err, errGone):
 		return // what was to be done with it is of no use any more
-	}
-	if errors.Is(err, errBehind) {
-		l.queue.Add(e.id) // it waits, and says why
+	case errors.Is(err, errMoved), errors.Is(err, errBehind):
+		l.queue.Add(e.id) // it goes by the record as it is now, or waits, and says why
 		return
-	}
-	if refusedWrite(err) {
+	case refusedWrite(err):
 		// Somebody else writes our records: two Kips with one identity. To go
 		// on would double instances.
 		l.fail(err)
@@ -113,18 +111,17 @@ func (l *loop) fail(err error) {
 	}
 }
 
-// advance runs the steps of a cell's life until one waits. It returns after how
-// long to run again; 0 means that something else will wake the cell.
-func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) step) (time.Duration, error) {
+// advance runs the steps of a cell's life, from phase to phase, and returns what has come of the last.
+func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) step) (progress, error) {
 	for {
 		before := e.cell().Phase
 		next := stepOf(before)
 		if next == nil {
-			return 0, fmt.Errorf("a stored cell has the unknown phase %q", before)
+			return progress{}, fmt.Errorf("a stored cell has the unknown phase %q", before)
 		}
-		again, err := next.Step(ctx, e)
+		got, err := next.Step(ctx, e)
 		if err != nil || e.cell().Phase == before || e.cell().Phase == apiv1.Gone {
-			return again, err
+			return got, err
 		}
 	}
 }
@@ -192,7 +189,7 @@ func (l *loop) launchAgain(entries []*entry, err error) {
 		l.table.mu.Lock()
 		e.giveBackLocked()
 		l.table.mu.Unlock()
-		l.again(e, err)
+		l.retry(e, err)
 	}
 }
 

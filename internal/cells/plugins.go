@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -52,12 +51,12 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if !e.session.connected() {
-		return progress{}, nil // the tunnel wakes the cell
+		return await("a connection to its agent"), nil // the tunnel wakes the cell
 	}
 	if session := e.session; state.sent.IsZero() {
-		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
-		if errors.Is(err, errUnderWay) {
-			return progress{}, err
+		got, err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
+		if got != done {
+			return got, nil
 		}
 		if err != nil {
 			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(static), err))
@@ -77,7 +76,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 		if trouble != "" {
 			s.waits.report(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
 		}
-		return waitFor(pluginPoll), nil
+		return waitFor("its plugins", pluginPoll), nil
 	}
 	state.known = true
 	s.waits.clear(ctx, e)

@@ -21,7 +21,7 @@ func TestACellIsPreparedInOrderUntilItWaitsOrLeaves(t *testing.T) {
 		err     error
 	}{
 		"nothing is left":              {first: stage{got: done}, asked: []string{"first", "second"}, want: done},
-		"the first waits":              {first: stage{got: waitFor(time.Second)}, asked: []string{"first"}, want: waitFor(time.Second)},
+		"the first waits":              {first: stage{got: waitFor("", time.Second)}, asked: []string{"first"}, want: waitFor("", time.Second)},
 		"the first fails":              {first: stage{got: done, err: broken}, asked: []string{"first"}, want: done, err: broken},
 		"it leaves by the first":       {first: stage{got: leave}, asked: []string{"first"}, want: leave},
 		"it is to end":                 {first: stage{got: done}, ends: true, want: leave},

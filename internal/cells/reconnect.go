@@ -9,8 +9,5 @@ type reconnecting struct {
 
 // prepare connects to a cell.
 func (s *reconnecting) prepare(ctx context.Context, e *entry) (progress, error) {
-	if err := s.connections.connect(ctx, e); err != nil {
-		return progress{}, err
-	}
-	return done, nil
+	return s.connections.connect(ctx, e)
 }

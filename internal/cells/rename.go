@@ -41,11 +41,12 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
 		return leave, nil
 	}
-	if err := s.connections.connect(ctx, e); err != nil {
-		return waitFor(left), err
+	got, err := s.connections.connect(ctx, e)
+	if err == nil && got == done && !s.connections.kubeletReady(e) {
+		got = await("its kubelet") // the tunnel and the kubelet wake the cell
 	}
-	if !s.connections.kubeletReady(e) {
-		return waitFor(left), nil // the tunnel and the kubelet wake the cell
+	if err != nil || got != done {
+		return got.atMost(left), err
 	}
 	*since = time.Time{}
 	return done, nil

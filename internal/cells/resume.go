@@ -21,18 +21,18 @@ type resuming struct {
 
 // Step sends a stored launch that nobody in this process is sending: an earlier
 // Kip may have sent it, or not.
-func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	intent := e.cell().Launch
 	if intent == nil {
-		return 0, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
+		return progress{}, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
 	}
 	// The cloud may have forgotten the token by now, and launch it a second time.
 	if why, _ := s.generation.whyBehind(); why != "" {
-		return time.Second, nil
+		return waitFor("the store to know all instances", time.Second), nil
 	}
 	l, unknown, err := s.calls.read(ctx, e, intent)
 	if err != nil {
-		return 0, err
+		return progress{}, err
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -42,24 +42,24 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 			if other.launch == intent.ID {
 				// It was stored with this one, and does not know that yet: without it
 				// the outcome of its machine would be nobody's.
-				return time.Second, nil
+				return waitFor("another cell of its launch", time.Second), nil
 			}
 			continue
 		}
 		if other.launching {
-			return 0, nil // being sent
+			return await("its launch"), nil // being sent
 		}
 		l.group[cell.Launch.Index] = other
 	}
 	if l.group[intent.Index] == nil {
-		return 0, errMoved // its outcome was stored meanwhile
+		return anew, nil // its outcome was stored meanwhile
 	}
 	if l.group[intent.Index] != e {
-		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
+		return progress{}, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
 	for _, n := range l.open() {
 		l.group[n].giveToGroupLocked()
 	}
 	s.launching.resume(ctx, l, unknown)
-	return 0, nil
+	return await("its launch"), nil
 }

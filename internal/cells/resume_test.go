@@ -88,7 +88,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 		}
 		tc.change(b, l, group)
 		*s.calls.tries.of(group[0]) = tc.tried
-		again, err := s.Step(t.Context(), group[0])
+		again, err := after(s.Step(t.Context(), group[0]))
 		b.loop.running.Wait()
 		got := group[0].cell()
 		if again != tc.again || (err != nil) != tc.fails || got.Phase != tc.phase || len(b.cloud.running()) != tc.started {

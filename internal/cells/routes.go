@@ -45,16 +45,18 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
 		return s.calls.Optional().Router.Route(ctx, instance, to)
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
+	case got != done:
+		return got, nil
 	case err == nil:
 		s.cells.of(e).made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 		s.waits.clear(ctx, e)
 		return done, nil
-	case errors.Is(err, errUnderWay), ctx.Err() != nil:
+	case ctx.Err() != nil:
 		return progress{}, err
 	case isTaken && s.table.letsGoOf(taken.Target):
 		e.wait.refused = time.Time{}
@@ -64,10 +66,10 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 		return progress{}, err
 	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
 		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
-		return waitFor(diskPoll), nil
+		return leave, nil
 	}
 	s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-	return waitFor(s.waits.next(e)), nil
+	return waitFor("the networks of its pod", s.waits.next(e)), nil
 }
 
 // unrouteOrphan takes all routes back that lead to an instance of which no record tells. A cloud
@@ -83,32 +85,28 @@ func (s *routes) unrouteOrphan(ctx context.Context, instance string) error {
 	return nil
 }
 
-// unrouteEnding takes the routes of a cell back whose instance ends, so that the pod's next cell need not wait. It returns nil once
-// that is done.
-func (s *routes) unrouteEnding(ctx context.Context, e *entry) error {
+// unrouteEnding takes the routes of a cell back whose instance ends, so that the pod's next cell need not wait.
+func (s *routes) unrouteEnding(ctx context.Context, e *entry) (progress, error) {
 	return s.unroute(ctx, e, &s.cells.of(e).taken)
 }
 
 // unrouteGone does so once more when the instance has ended, since a call that was given up may have made one yet.
-func (s *routes) unrouteGone(ctx context.Context, e *entry) error {
+func (s *routes) unrouteGone(ctx context.Context, e *entry) (progress, error) {
 	return s.unroute(ctx, e, &s.cells.of(e).gone)
 }
 
-func (s *routes) unroute(ctx context.Context, e *entry, done *bool) error {
+func (s *routes) unroute(ctx context.Context, e *entry, was *bool) (progress, error) {
 	cell := e.cell()
-	if *done || !routed(s.calls, cell) {
-		return nil
+	if *was || !routed(s.calls, cell) {
+		return done, nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err := s.loop.async(ctx, e, takesRoutes, func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, takesRoutes, func(ctx context.Context) error {
 		return s.calls.Optional().Router.Unroute(ctx, instance, to)
 	})
 	if err != nil {
-		if !errors.Is(err, errUnderWay) {
-			err = fmt.Errorf("take the routes of %s back that lead to instance %s: %w", to, instance, err)
-		}
-		return err
+		return progress{}, fmt.Errorf("take the routes of %s back that lead to instance %s: %w", to, instance, err)
 	}
-	*done = true
-	return nil
+	*was = got == done
+	return got, nil
 }

@@ -26,29 +26,31 @@ type starting struct {
 const takeBackAgain = time.Second
 
 // start starts the instance of a cell, which then boots.
-func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) (time.Duration, error) {
+func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) (progress, error) {
 	id := e.cell().Instance.ID
 	if !e.async.has(startsInstance) {
 		s.calls.TakeBackStop(id) // the pod would wait until that is sent
 		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
-			return wait, nil
+			return waitFor("another try to start its instance", wait), nil
 		}
 		if wait := s.rights.delayStart(e); wait > 0 {
-			return wait, nil
+			return waitFor("the right to start its instance", wait), nil
 		}
 	}
-	err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
-	if errors.Is(err, errUnderWay) && !e.async.has(startsInstance) {
-		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
-	}
-	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
-		return 0, err
-	}
-	if err != nil {
-		return s.failures.noteStartRefusal(e, err), nil
+	got, err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	switch {
+	case got != done && !e.async.has(startsInstance):
+		return got.atMost(takeBackAgain), nil // the stop that is under way may be put off, to be sent again
+	case got != done, ctx.Err() != nil:
+		return got, err
+	case err != nil:
+		if wait := s.failures.noteStartRefusal(e, err); wait > 0 {
+			return waitFor("another try to start its instance", wait), nil
+		}
+		return leave, nil
 	}
 	s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
-	return 0, s.records.save(ctx, e, func(cell *Cell) error {
+	return done, s.records.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
 		}
@@ -72,7 +74,7 @@ type startFailures struct {
 
 // noteStartRefusal notes a refusal to start the stopped instance of a cell that a pod has
 // taken, and returns after how long to try again. After some tries the cell is given
-// up: another may be launched.
+// up, and it is 0: another may be launched.
 func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -32,23 +31,23 @@ func (s *stopping) begin(ctx context.Context, e *entry) error {
 }
 
 // stop stops the instance of a cell, until the cloud shows that it is stopped.
-func (s *stopping) stop(ctx context.Context, e *entry, machines cloud.Stopper) (time.Duration, error) {
+func (s *stopping) stop(ctx context.Context, e *entry, machines cloud.Stopper) (progress, error) {
 	id, now := e.cell().Instance.ID, s.loop.clock.Now()
 	if i, there := s.inventory.last().byID[id]; there && i.State == cloud.Stopped {
 		if e.cell().Instance.State != cloud.Stopped {
-			return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.Instance.State = cloud.Stopped; return nil })
+			return done, s.records.save(ctx, e, func(cell *Cell) error { cell.Instance.State = cloud.Stopped; return nil })
 		}
-		return 0, nil
+		return await("a pod that takes it"), nil
 	}
 	s.inventory.pollSoon()
 	if s.tries.of(e).wait(now) > 0 {
-		return time.Second, nil
+		return waitFor("the cloud to stop its instance", time.Second), nil
 	}
-	err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
-	if errors.Is(err, errUnderWay) {
-		return time.Second, err
+	got, err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
+	if got != done {
+		return got.atMost(time.Second), nil
 	}
-	return time.Second, s.noteStopAnswer(e, err)
+	return waitFor("the cloud to stop its instance", time.Second), s.noteStopAnswer(e, err)
 }
 
 // stopAgain is how long an instance may still run after the cloud has accepted its

@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -19,7 +18,7 @@ type terminating struct {
 // Step has the cloud terminate the instance until it has accepted, then
 // waits until a snapshot of the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
-func (s *terminating) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 	e.async.drop(takesRoutes)
 	s.connections.disconnect(e)
 	seen := s.inventory.last()
@@ -30,18 +29,17 @@ func (s *terminating) Step(ctx context.Context, e *entry) (time.Duration, error)
 	t, again := s.terminations.terminate(endOf(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
 	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
-		if err := s.routes.unrouteGone(ctx, e); err != nil {
-			return 0, err
+		if got, err := s.routes.unrouteGone(ctx, e); err != nil || got != done {
+			return got, err
 		}
-		return 0, s.removals.remove(ctx, e, e.cell().Reason)
+		return done, s.removals.remove(ctx, e, e.cell().Reason)
 	}
 	if !accepted {
-		return again, nil
-	}
-	if err := s.routes.unrouteEnding(ctx, e); err != nil && !errors.Is(err, errUnderWay) {
-		s.inventory.pollSoon()
-		return 0, err
+		return waitFor("the cloud to accept its end", again), nil
 	}
 	s.inventory.pollSoon()
-	return time.Second, nil
+	if _, err := s.routes.unrouteEnding(ctx, e); err != nil {
+		return progress{}, err
+	}
+	return waitFor("a list without its instance", time.Second), nil
 }

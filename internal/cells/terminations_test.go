@@ -135,7 +135,7 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 			outcomes.take(t.Context(), b.terminations.byInstance["i"], nil)
 		}
 		b.listed(tc.seen)
-		again, err := s.Step(t.Context(), e)
+		again, err := after(s.Step(t.Context(), e))
 		if got := e.cell(); err != nil || got.Phase != tc.phase || (again == 0) != (tc.phase == apiv1.Gone) {
 			t.Errorf("%s: the cell is %s, again after %s (%v)", tc.name, got.Phase, again, err)
 		}

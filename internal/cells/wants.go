@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Wants are what a pod wants of its cell, besides the room that it needs. A Request has them, and so has the Cell that the pod gets, whether
-// that is launched for it or stood by: they are copied as a whole. So a new one is a field here, and what is done for it.
+// Wants are what a pod wants of its cell, besides the room that it needs. A Request has them, and so has the Cell that the pod gets,
+// whether that is launched for it or stood by: they are copied as a whole. So a new one is a field here, and what is done for it.
 type Wants struct {
 	// Disks are those of the pod's volumes, all in the zone of each offering.
 	Disks []Disk `json:"disks,omitempty"`

@@ -30,11 +30,8 @@ func TestABoundCellStaysConnectedUntilItIsToEnd(t *testing.T) {
 		if tc.ending != "" {
 			b.end(e, tc.ending)
 		}
-		again, err := s.Step(t.Context(), e)
-		for again == 0 && err != nil { // its agent is given its configuration
-			b.loop.running.Wait()
-			again, err = s.Step(t.Context(), e)
-		}
+		// Its agent is given its configuration aside.
+		again, err := after(b.through(func() (progress, error) { return s.Step(t.Context(), e) }))
 		got := e.cell()
 		if again != tc.again || err != nil || got.Phase != tc.phase || b.asked() != (tc.again > 0) {
 			t.Errorf("%s: it is %s, again after %s (%v)", name, got.Phase, again, err)
