@@ -9,12 +9,12 @@ import (
 
 // abandoned finds out whether cells whose launches were given up have an instance.
 type abandoned struct {
-	loop      *loop
-	records   *records
-	inventory *inventory
-	removals  *removals
-	listLag   time.Duration
-	unseen    perCell[time.Time] // since when complete snapshots show no instance; of its worker
+	loop        *loop
+	records     *records
+	inventory   *inventory
+	removals    *removals
+	listLag     time.Duration
+	lackedSince perCell[time.Time] // since when complete snapshots show no instance; of its worker
 }
 
 // adoptOrRemove gives a cell whose launch was given up its instance, if a list shows one. It removes the cell
@@ -23,11 +23,11 @@ type abandoned struct {
 func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) (progress, error) {
 	if id, ok := seen.byCell[e.cell().JoinID()]; ok {
 		found := seen.byID[id]
-		return done, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
+		return done, s.records.save(ctx, e, func(cell *Cell) error { cell.setInstance(found, s.loop.clock.Now()); return nil })
 	}
 	cell := e.cell()
 	if !seen.lacks && seen.covers(cell.Offering().Zone) && seen.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
-		first := s.unseen.of(e)
+		first := s.lackedSince.of(e)
 		switch {
 		case first.IsZero():
 			*first = seen.began

@@ -13,8 +13,8 @@ var errBehind = errors.New(behind)
 // What Behind and EndElsewhere say.
 const (
 	behind   = events.StoreIsBehind
-	unlooked = events.InstancesUnread
-	unseen   = events.ZonesUnlisted
+	unread   = events.InstancesUnread
+	unlisted = events.ZonesUnlisted
 )
 
 // whyBehind is Controller.Behind.
@@ -27,9 +27,9 @@ func (s *StoreGeneration) whyBehind() (why string, sure bool) {
 	case !s.compared && s.now.mayBeLost() && !s.first.IsZero():
 		return events.StoreUnproven(s.first.Add(s.proofAge())), false
 	case !s.compared:
-		return unlooked, false
+		return unread, false
 	case s.blind:
-		return unseen, false
+		return unlisted, false
 	}
 	return "", true
 }

@@ -213,9 +213,9 @@ func (c Cell) clone() Cell {
 	return c
 }
 
-// take gives the cell its instance. Its launch was asked for when the cell was there,
+// setInstance gives the cell its instance. Its launch was asked for when the cell was there,
 // and is known now, whatever the cloud's clock says: ages are taken from Kip's.
-func (c *Cell) take(i cloud.Instance, now time.Time) {
+func (c *Cell) setInstance(i cloud.Instance, now time.Time) {
 	if placed := c.StepTime(apiv1.StepPlaced); i.Launched.Before(placed) && !i.Launched.IsZero() {
 		i.Launched = placed
 	}

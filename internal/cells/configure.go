@@ -66,7 +66,7 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.said = true, true, told
+		e.configured, e.unreported, e.said = true, true, told
 		*s.dns.of(e), *s.sysctls.of(e) = config.ClusterDNS, config.UnsafeSysctls
 	}
 	return nil

@@ -18,7 +18,7 @@ type connection struct {
 	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
 	shown      bool                // api shows the pod
 	configured bool                // the agent has its configuration, on this connection
-	untold     bool                // observers do not know of that
+	unreported bool                // observers do not know of that
 	said       agentapi.Configured // by the agent, with it
 	goesOver   time.Time           // since when it was told of another agent, which has not answered yet
 	breaks     int                 // how often the session has not been connected

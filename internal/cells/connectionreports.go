@@ -27,8 +27,8 @@ type reportedAway struct {
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
 func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) error {
 	s.table.mu.Lock()
-	configured, tell, told := e.configured, e.configured && e.untold, e.said
-	e.untold = false
+	configured, tell, told := e.configured, e.configured && e.unreported, e.said
+	e.unreported = false
 	s.table.mu.Unlock()
 	if tell {
 		s.observers.CellConnected(*e.cell(), e.session.conn())

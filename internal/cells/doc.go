@@ -12,7 +12,7 @@
 //	              (match.go), or add.go stores a new one; wants.go has what the pod wants of it
 //	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), then what delays launches (pause.go): rights.go,
 //	              blockers.go; then launchqueue.go
-//	launch.go     has the phases of a launch done, one after the other: launchtake.go takes a group
+//	launch.go     has the phases of a launch done, one after the other: launchbatch.go takes a group
 //	              from the queue, resolve.go has the cloud resolve it, intent.go (launchcall.go)
 //	              stores the call, send.go sends it, conclude.go (launchanswers.go, unresolved.go,
 //	              outcome.go) finds out what became of the cells

@@ -83,9 +83,9 @@ func (s *draining) saveAll(ctx context.Context, e *entry, err error) error {
 	return err
 }
 
-// take waits for one of the places of a cell's namespace, before the time of what is done there runs: those
+// waitForPlace waits for one of the places of a cell's namespace, before the time of what is done there runs: those
 // who have them may wait for cells that do not answer.
-func (e *entry) take(ctx context.Context, places *keyed.Places[string]) (leave func(), err error) {
+func (e *entry) waitForPlace(ctx context.Context, places *keyed.Places[string]) (leave func(), err error) {
 	defer watchdog.Wait(ctx, watchdog.Cell)()
 	return places.Take(ctx, e.cell().Pod.Namespace)
 }

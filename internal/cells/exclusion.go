@@ -27,13 +27,13 @@ func (s *exclusion) whyUnsureLocked(e *entry) string {
 	case why != "" && sure:
 		return why
 	case seen.began.IsZero():
-		return unlooked // whether the store is behind
+		return unread // whether the store is behind
 	case why == "" && !seen.blind, e.arrived:
 		return ""
-	case e.pod.UID == "" && (why == "" || why == unseen):
+	case e.pod.UID == "" && (why == "" || why == unlisted):
 		return "" // nothing is run twice before the cell is given to a pod, which asks again
 	}
-	return cmp.Or(why, unseen)
+	return cmp.Or(why, unlisted)
 }
 
 // endElsewhere is Controller.EndElsewhere.
@@ -42,11 +42,11 @@ func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool)
 	why, sure = s.generation.whyBehind()
 	switch {
 	case why != "":
-		sure = sure || why == unseen
+		sure = sure || why == unlisted
 	case seen.began.IsZero(): // it was compared with the store, and is shown next
-		why, sure = unlooked, false
+		why, sure = unread, false
 	case seen.blind:
-		why = unseen
+		why = unlisted
 	}
 	if why != "" && (s.generation.isBehind() || !arrived) {
 		return why, sure

@@ -46,7 +46,7 @@ func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string
 	doubt, others := s.exclusion.check(e)
 	now := s.clock.Now()
 	switch {
-	case doubt == unlooked && now.Sub(s.listening.since()) < quietStart:
+	case doubt == unread && now.Sub(s.listening.since()) < quietStart:
 	case doubt != "" && s.told.of(e).note(doubt, now):
 		waits := events.NewInstancesNotListed(doubt)
 		if doubt == behind {

@@ -66,7 +66,7 @@ func (s *freeingVolumes) free(ctx context.Context, e *entry) error {
 // askUntilFree asks an agent until its cell has let go of volumes, so that all is written. Its
 // time runs from when it has its place: what many write at the same time takes each longer.
 func (s *freeingVolumes) askUntilFree(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
-	leave, err := e.take(ctx, s.places)
+	leave, err := e.waitForPlace(ctx, s.places)
 	if err != nil {
 		return err
 	}

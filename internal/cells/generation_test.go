@@ -304,14 +304,14 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		if err := c.Load(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		elsewhere("before a list", c, unlooked, false)
+		elsewhere("before a list", c, unread, false)
 		if _, err := c.generation.noteList(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {
 			t.Fatalf("a list was compared, and it says %q", why)
 		}
-		elsewhere("when a list was compared and is not shown", c, unlooked, false)
+		elsewhere("when a list was compared and is not shown", c, unread, false)
 		c.inventory.adopt(snapshot{began: time.Now(), blind: true}, findings{}, nil)
 		elsewhere("when a zone was not seen", c, "zone", true)
 		b.later(time.Minute)
@@ -514,7 +514,7 @@ func TestThatAPodArrivedIsKnownToNoLaterProcess(t *testing.T) {
 		b.arrives("a")
 		b.later(quietStart + 5*time.Second)
 		cell, _ := b.cells.ForPod(ref("a").UID)
-		if said := b.said(events.InstancesNotListed); b.phase("a") != apiv1.Requested || len(said) != 1 || b.cells.WaitsFor(cell.ID) != unlooked {
+		if said := b.said(events.InstancesNotListed); b.phase("a") != apiv1.Requested || len(said) != 1 || b.cells.WaitsFor(cell.ID) != unread {
 			t.Errorf("while the cloud lists nothing it is %q, is told %q and waits for %q", b.phase("a"), said, b.cells.WaitsFor(cell.ID))
 		}
 		b.stop()
@@ -715,7 +715,7 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		earlier.loaded = true
 		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0"}, 100))
 		more := b.cells.generation.mayRunMore(earlier)
-		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != guard.ByStore {
+		if why, sure := b.cells.Behind(); why != unlisted || sure || !more || !isHeld || held.Reason != guard.ByStore {
 			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)
 		}
 		if got := b.phase("a"); got != apiv1.Launching || len(b.cloud.launches) != sent {
@@ -791,10 +791,10 @@ func TestWhileAZoneIsNotListedPodsThatArriveRunAndOthersSayWhyTheyWait(t *testin
 		}
 		b.later(time.Minute)
 		old, _ := b.cells.ForPod(ref("old").UID)
-		if b.phase("young") != apiv1.Bound || b.phase("old") != apiv1.Requested || b.cells.WaitsFor(old.ID) != unseen {
+		if b.phase("young") != apiv1.Bound || b.phase("old") != apiv1.Requested || b.cells.WaitsFor(old.ID) != unlisted {
 			t.Errorf("the young is %q, the old is %q and waits for %q", b.phase("young"), b.phase("old"), b.cells.WaitsFor(old.ID))
 		}
-		if said := b.said(events.InstancesNotListed); len(said) != 1 || !strings.HasSuffix(said[0], unseen) {
+		if said := b.said(events.InstancesNotListed); len(said) != 1 || !strings.HasSuffix(said[0], unlisted) {
 			t.Errorf("the old is told %q", said)
 		}
 		b.cloud.set(func() { b.cloud.blind = nil })
@@ -819,7 +819,7 @@ func TestAPodThatArrivedWaitsForNoList(t *testing.T) {
 				t.Errorf("%s: %q, %t, want %q", when, why, sure, want)
 			}
 		}
-		elsewhere("it was there before", unseen, false)
+		elsewhere("it was there before", unlisted, false)
 		elsewhere("it arrived", "", true)
 		b.cloud.set(func() {
 			i := tagged("")

@@ -77,7 +77,7 @@ func (s *health) run(ctx context.Context) {
 // checkLeases checks every cell with a kubelet once. It takes the places that were disrupted at the last check, and returns those that
 // are now.
 func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions) disruptions {
-	found := s.surveys.take(now, was)
+	found := s.surveys.check(now, was)
 	disrupted := found.disrupted
 	s.refusals.act(found.refused, found.refusing, now)
 	s.tellDisruption(disrupted, was, found.counts[location{}])

@@ -52,13 +52,13 @@ type storedNotices struct {
 // load has who was told in an earlier process count as told. The cells are loaded.
 func (s *storedNotices) load(context.Context) error {
 	for _, e := range s.table.all() {
-		s.interruptions.takeUp(e)
+		s.interruptions.countAsTold(e)
 	}
 	return nil
 }
 
-// takeUp has who was told of the stored notice of a cell count as told.
-func (s *interruptions) takeUp(e *entry) {
+// countAsTold has who was told of the stored notice of a cell count as told.
+func (s *interruptions) countAsTold(e *entry) {
 	cell := e.cell()
 	s.mu.Lock()
 	defer s.mu.Unlock()

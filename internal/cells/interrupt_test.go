@@ -278,7 +278,7 @@ func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
 		var cell Cell
 		cell.step(apiv1.StepPlaced, placed)
 		cell.step(apiv1.StepLaunched, now)
-		cell.take(cloud.Instance{ID: "i-a", Launched: placed.Add(10*time.Second + ahead)}, now)
+		cell.setInstance(cloud.Instance{ID: "i-a", Launched: placed.Add(10*time.Second + ahead)}, now)
 		if got := cell.launched().Sub(placed); got != want {
 			t.Errorf("a cloud that is %s ahead: launched %s after it was asked for, want %s", ahead, got, want)
 		}
@@ -286,7 +286,7 @@ func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
 	var cell Cell
 	cell.step(apiv1.StepPlaced, placed)
 	cell.step(apiv1.StepLaunched, now)
-	cell.take(cloud.Instance{ID: "i-a"}, now) // of a cloud that does not say it
+	cell.setInstance(cloud.Instance{ID: "i-a"}, now) // of a cloud that does not say it
 	if !cell.launched().Equal(now) {
 		t.Errorf("launched %s, want when its launch was known", cell.launched())
 	}

@@ -12,7 +12,7 @@ import (
 // phase returns: no phase knows of another.
 type launching struct {
 	loop       *loop
-	taking     *taking     // takes a group from the queue
+	batching   *batching   // takes a group from the queue
 	resolving  *resolving  // has the cloud resolve what it is launched with
 	intents    *intents    // stores the call
 	sending    *sending    // sends it to the cloud
@@ -21,7 +21,7 @@ type launching struct {
 
 // run launches what waits until ctx ends.
 func (s *launching) run(ctx context.Context) {
-	for s.taking.wait(ctx) {
+	for s.batching.wait(ctx) {
 		s.loop.watchdog.Track(ctx, "launches", s.launchNext)
 	}
 }
@@ -29,7 +29,7 @@ func (s *launching) run(ctx context.Context) {
 // launchNext launches the cells of the next call. It returns when that waits for the cloud, which holds up no other
 // launch; until then cells may come that go along in the next call.
 func (s *launching) launchNext(ctx context.Context) {
-	group, turn := s.taking.take(ctx)
+	group, turn := s.batching.next(ctx)
 	if turn == nil {
 		return // ctx has ended
 	}
@@ -106,7 +106,7 @@ func (s *launching) resume(ctx context.Context, l *launch, lost error) {
 
 // giveBackEnding gives the cells of a group that are to end back to their workers, and returns the others.
 func (s *launching) giveBackEnding(group []*entry) []*entry {
-	wanted, ending := s.taking.part(group)
+	wanted, ending := s.batching.part(group)
 	s.loop.giveBack(ending...)
 	return wanted
 }

@@ -20,7 +20,7 @@ func (b *bench) launching() *launching {
 	intents := b.intents()
 	return &launching{
 		loop:       b.loop,
-		taking:     b.taking(),
+		batching:   b.batching(),
 		resolving:  &resolving{calls: b.calls, launchCalls: intents.launchCalls},
 		intents:    intents,
 		sending:    &sending{clock: b.clock, calls: b.calls},

@@ -80,9 +80,9 @@ func (q *launchQueue) remove(e *entry) bool {
 	return true
 }
 
-// takeTurnsLocked puts the namespaces of a group at the end, and forgets those of which nothing
+// rotateLocked puts the namespaces of a group at the end, and forgets those of which nothing
 // waits. The caller holds mu.
-func (q *launchQueue) takeTurnsLocked(group []toLaunch) {
+func (q *launchQueue) rotateLocked(group []toLaunch) {
 	waiting, served := map[string]bool{}, map[string]bool{}
 	for _, i := range q.items {
 		waiting[i.namespace] = true
@@ -168,7 +168,7 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == head.e })
 	take(true)
 	take(false)
-	q.takeTurnsLocked(taken)
+	q.rotateLocked(taken)
 	for _, i := range taken {
 		group = append(group, i.e)
 	}

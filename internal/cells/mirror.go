@@ -268,7 +268,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Agent:        cell.shownAgent(m.version),
 		Image:        cell.image(),
 		Old:          m.images.old(&cell, m.version),
-		Beside:       m.beside(cell.ID),
+		Beside:       m.copiesShown(cell.ID),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

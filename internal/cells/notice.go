@@ -20,7 +20,7 @@ const (
 	shortestNotice, longestNotice = time.Second, 5 * time.Minute
 )
 
-// noticeAPI is a cell's API, beside which the cell's agent tells Kip what the cloud says on the
+// noticeAPI is a cell's API, over which the cell's agent also tells Kip what the cloud says on the
 // machine. It is sooner than what the cloud tells Kip. A cell may lie, about itself alone: its
 // own pod moves, or runs where it is until the cloud says more.
 type noticeAPI struct {
@@ -48,7 +48,7 @@ func (h noticeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch n.Kind {
 	case agentapi.NoticeTakenBack, agentapi.NoticeAtRisk:
 		var err error
-		h.notices.loop.watchdog.Track(r.Context(), "notices", func(ctx context.Context) { err = h.notices.take(ctx, h.e, n) })
+		h.notices.loop.watchdog.Track(r.Context(), "notices", func(ctx context.Context) { err = h.notices.accept(ctx, h.e, n) })
 		if err != nil {
 			http.Error(w, "the notice could not be stored", http.StatusServiceUnavailable)
 		}
@@ -86,9 +86,9 @@ func (s *notices) allow(e *entry) bool {
 	return true
 }
 
-// take takes what a cell says of itself. Only what was bought as spot is taken back so.
+// accept takes what a cell says of itself. Only what was bought as spot is taken back so.
 // It returns an error if the cell is to say it again.
-func (s *notices) take(ctx context.Context, e *entry, n agentapi.Notice) error {
+func (s *notices) accept(ctx context.Context, e *entry, n agentapi.Notice) error {
 	cell := e.cell()
 	if cell.Instance == nil || !cell.Offering().Spot {
 		return nil

@@ -149,13 +149,13 @@ func (s *outcomes) become(cell *Cell, v verdict, result cloud.LaunchResult, boos
 		return s.nextOrEnd(cell, result.Err)
 	case isForbidden:
 		cell.restoreLabels(result.Err)
-		return s.takeBack(cell)
+		return s.requestAgain(cell)
 	case isApart, isTooMany, isExpired, isUnfit:
-		return s.takeBack(cell)
+		return s.requestAgain(cell)
 	case isUnlabelled:
-		return s.takeBackLabelled(cell)
+		return s.requestWithoutLabels(cell)
 	case isStale:
-		return s.takeBackStale(cell, result.Err)
+		return s.requestStale(cell, result.Err)
 	default:
 		return s.abandon(cell, result.Err)
 	}
@@ -163,7 +163,7 @@ func (s *outcomes) become(cell *Cell, v verdict, result cloud.LaunchResult, boos
 
 func (s *outcomes) setLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
 	offering := cell.Offering()
-	cell.take(instance, s.loop.clock.Now())
+	cell.setInstance(instance, s.loop.clock.Now())
 	cell.Reason, cell.Offerings, cell.Stale = offering.Reason, cell.Offerings[:1], false
 	cell.step(apiv1.StepLaunched, s.loop.clock.Now())
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
@@ -213,10 +213,9 @@ func (s *outcomes) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 	return events.NewNextOffering(outOfCapacity, offering.String(), refusal, left[0].String()), cell.enter(apiv1.Requested)
 }
 
-// takeBack takes back the launch of a cell that Kip has no right to, which then waits
-// until Kip may launch again, one that is to be launched by itself, one whose secret has
-// expired, or one that the configuration does not fit, of which its next Resolve tells the pod.
-func (s *outcomes) takeBack(cell *Cell) (events.Event, error) {
+// requestAgain has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
+// launch has expired, or the configuration does not fit, of which the next Resolve tells the pod.
+func (s *outcomes) requestAgain(cell *Cell) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
 	return events.Event{}, cell.enter(apiv1.Requested)
 }
@@ -228,20 +227,20 @@ func (s *outcomes) abandon(cell *Cell, err error) (events.Event, error) {
 	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
 }
 
-// takeBackStale takes back the launch of a cell that was resolved to what is not there any more. Where
+// requestStale has a cell requested again whose launch was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (s *outcomes) takeBackStale(cell *Cell, err error) (events.Event, error) {
+func (s *outcomes) requestStale(cell *Cell, err error) (events.Event, error) {
 	if cell.Stale {
 		return s.nextOrEnd(cell, err)
 	}
 	cell.Stale = true
 	offering := cell.Offering()
-	_, failed := s.takeBack(cell)
+	_, failed := s.requestAgain(cell)
 	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 
-// takeBackLabelled takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
-func (s *outcomes) takeBackLabelled(cell *Cell) (events.Event, error) {
+// requestWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
+func (s *outcomes) requestWithoutLabels(cell *Cell) (events.Event, error) {
 	cell.NoLabels = true
-	return s.takeBack(cell)
+	return s.requestAgain(cell)
 }

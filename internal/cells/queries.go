@@ -184,7 +184,7 @@ func (s *queries) callForLocked(e *entry) cloud.Call {
 		return cloud.CallAttachDisk
 	case waiting == makesRoutes:
 		return cloud.CallRoute
-	case waiting == takesRoutes:
+	case waiting == removesRoutes:
 		return cloud.CallUnroute
 	}
 	return ""

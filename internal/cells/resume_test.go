@@ -23,9 +23,9 @@ func (b *bench) concluding() *concluding {
 	}
 }
 
-// taking returns what takes groups from the queue of launches.
-func (b *bench) taking() *taking {
-	return &taking{table: b.table, calls: b.calls, queue: b.launches, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}}}
+// batching returns what takes groups from the queue of launches.
+func (b *bench) batching() *batching {
+	return &batching{table: b.table, calls: b.calls, queue: b.launches, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}}}
 }
 
 // intents returns what stores launches, in a store that has compared all instances.

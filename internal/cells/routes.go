@@ -13,8 +13,8 @@ import (
 
 // The operations on routes.
 const (
-	makesRoutes = "route"
-	takesRoutes = "unroute"
+	makesRoutes   = "route"
+	removesRoutes = "unroute"
 )
 
 // routed says that the cloud leads networks to the cell's instance, or may.
@@ -33,9 +33,9 @@ type routes struct {
 
 // routesState is how far that is.
 type routesState struct {
-	made  bool // the cloud leads them to the cell, for this process
-	taken bool // they were taken back when the cloud had accepted the cell's end
-	gone  bool // they were again when it had ended
+	made    bool // the cloud leads them to the cell, for this process
+	removed bool // they were removed when the cloud had accepted the cell's end
+	gone    bool // they were again when it had ended
 }
 
 // prepare has the cloud route its pod's networks to a ready cell, before its kubelet sees the pod.
@@ -87,7 +87,7 @@ func (s *routes) unrouteOrphan(ctx context.Context, instance string) error {
 
 // unrouteEnding takes the routes of a cell back whose instance ends, so that the pod's next cell need not wait.
 func (s *routes) unrouteEnding(ctx context.Context, e *entry) (progress, error) {
-	return s.unroute(ctx, e, &s.cells.of(e).taken)
+	return s.unroute(ctx, e, &s.cells.of(e).removed)
 }
 
 // unrouteGone does so once more when the instance has ended, since a call that was given up may have made one yet.
@@ -101,7 +101,7 @@ func (s *routes) unroute(ctx context.Context, e *entry, was *bool) (progress, er
 		return done, nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	got, err := s.loop.async(ctx, e, takesRoutes, func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, removesRoutes, func(ctx context.Context) error {
 		return s.calls.Optional().Router.Unroute(ctx, instance, to)
 	})
 	if err != nil {

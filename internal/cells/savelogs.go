@@ -45,7 +45,7 @@ func (s *savingLogs) saveOfEnded(ctx context.Context, e *entry, err error) error
 
 // save has the logs of a cell saved, and stores that they are.
 func (s *savingLogs) save(ctx context.Context, e *entry) error {
-	leave, err := e.take(ctx, s.places)
+	leave, err := e.waitForPlace(ctx, s.places)
 	if err != nil {
 		return err
 	}

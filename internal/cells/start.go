@@ -22,8 +22,8 @@ type starting struct {
 	failures *startFailures
 }
 
-// takeBackAgain is after how long a stop is taken back again that was under way.
-const takeBackAgain = time.Second
+// cancelStopAgain is after how long a stop that was under way is cancelled again.
+const cancelStopAgain = time.Second
 
 // start starts the instance of a cell, which then boots.
 func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) (progress, error) {
@@ -40,7 +40,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	got, err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
 	switch {
 	case got != done && !e.async.has(startsInstance):
-		return got.atMost(takeBackAgain), nil // the stop that is under way may be put off, to be sent again
+		return got.atMost(cancelStopAgain), nil // the stop that is under way may be put off, to be sent again
 	case got != done, ctx.Err() != nil:
 		return got, err
 	case err != nil:

@@ -29,7 +29,7 @@ type StoreGeneration struct {
 	writing  sync.Mutex
 	revision int64  // of the record when it was last read or written for certain
 	known    bool   // revision is that of the stored record
-	untold   bool   // the stored record lacks what this process has seen
+	dirty    bool   // the stored record lacks what this process has seen
 	ownLine  string // the line of this process's launches
 
 	mu       sync.Mutex
@@ -126,7 +126,7 @@ func (s *StoreGeneration) changeLocked(ctx context.Context, next generation) (st
 func (s *StoreGeneration) storedLocked(next generation, revision int64, err error) {
 	switch {
 	case err == nil:
-		s.revision, s.untold = revision, false
+		s.revision, s.dirty = revision, false
 		s.adopt(next)
 	case !notWritten(err):
 		s.known = false
@@ -216,17 +216,17 @@ func (s *StoreGeneration) noteList(ctx context.Context, seen snapshot, orphans [
 	s.compared = s.compared || !next.mayBeLost() || complete && s.provesLocked(seen.began)
 	s.unknown, s.blind = unknown, seen.blind
 	if next.Unproven && s.compared {
-		next.Unproven, s.untold = false, true
+		next.Unproven, s.dirty = false, true
 	}
 	if !maps.Equal(lines, next.UnknownLines) {
 		if news = len(next.UnknownLines) == 0; news {
 			next.Since = seen.began
 		}
-		next.UnknownLines, s.untold = lines, true
+		next.UnknownLines, s.dirty = lines, true
 	}
 	s.now = next // at once with compared: nobody sees a store that was compared and not what came of it
 	s.mu.Unlock()
-	if !s.untold {
+	if !s.dirty {
 		return false, nil
 	}
 	return news, s.putLocked(ctx, next)

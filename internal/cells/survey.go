@@ -25,9 +25,9 @@ type surveys struct {
 	refusing  perCell[time.Time] // since when cells refuse this process, and were not heard; under table.mu
 }
 
-// take surveys all cells. It is given the places that were disrupted at the last survey: when a disruption is over, cells that
+// check surveys all cells. It is given the places that were disrupted at the last survey: when a disruption is over, cells that
 // are not heard yet get time anew.
-func (s *surveys) take(now time.Time, was disruptions) survey {
+func (s *surveys) check(now time.Time, was disruptions) survey {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	found := s.surveyLocked(now)

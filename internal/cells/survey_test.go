@@ -30,7 +30,7 @@ func TestASurveyFindsWhoIsSilentAndWhoRefusesKip(t *testing.T) {
 	b.table.find("ends").ending = "why"
 	b.booting("boots")
 	now := b.clock.Now()
-	found := s.take(now, nil)
+	found := s.check(now, nil)
 	if len(found.silent) != 1 || found.silent[0].e.id != "silent" || !found.silent[0].since.Equal(now.Add(-silentAfter)) {
 		t.Errorf("silent are %+v", found.silent)
 	}
@@ -41,7 +41,7 @@ func TestASurveyFindsWhoIsSilentAndWhoRefusesKip(t *testing.T) {
 		t.Errorf("of %+v, disrupted %v", all, found.disrupted)
 	}
 	b.clock.Step(refusalTellAfter)
-	if found = s.take(b.clock.Now(), nil); len(found.refusing) != 1 || found.refusing[0].e.id != "refuses" {
+	if found = s.check(b.clock.Now(), nil); len(found.refusing) != 1 || found.refusing[0].e.id != "refuses" {
 		t.Errorf("for long it is refused by %d", len(found.refusing))
 	}
 }
@@ -50,16 +50,16 @@ func TestWhenADisruptionIsOverCellsGetTimeAnew(t *testing.T) {
 	b := newBench(t)
 	s := b.surveys()
 	links := []*modelLink{b.heardAgo("a", time.Hour), b.heardAgo("b", time.Hour), b.heardAgo("c", time.Hour)}
-	found := s.take(b.clock.Now(), nil)
+	found := s.check(b.clock.Now(), nil)
 	if !found.disrupted[location{}] || len(found.silent) != 3 || found.disrupted.why(location{}) == "" {
 		t.Fatalf("disrupted is %v, silent are %d", found.disrupted, len(found.silent))
 	}
 	links[0].heard, links[1].heard = b.clock.Now(), b.clock.Now()
-	if found = s.take(b.clock.Now(), found.disrupted); len(found.disrupted) != 0 || len(found.silent) != 0 {
+	if found = s.check(b.clock.Now(), found.disrupted); len(found.disrupted) != 0 || len(found.silent) != 0 {
 		t.Errorf("when two are heard, disrupted is %v, silent are %d", found.disrupted, len(found.silent))
 	}
 	b.clock.Step(silentAfter)
-	if found = s.take(b.clock.Now(), nil); len(found.silent) != 3 {
+	if found = s.check(b.clock.Now(), nil); len(found.silent) != 3 {
 		t.Errorf("after the time anew %d are silent", len(found.silent))
 	}
 }

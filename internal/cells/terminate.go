@@ -19,7 +19,7 @@ type terminating struct {
 // waits until a snapshot of the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
 func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
-	e.async.drop(takesRoutes)
+	e.async.drop(removesRoutes)
 	s.connections.disconnect(e)
 	seen := s.inventory.last()
 	cell := e.cell()

@@ -41,7 +41,7 @@ func (s *terminateCalls) callAll(ctx context.Context, all []*termination) {
 			if ctx.Err() != nil {
 				return
 			}
-			s.answers.take(ctx, t, err)
+			s.answers.note(ctx, t, err)
 		})
 	}
 }
@@ -59,8 +59,8 @@ type terminateAnswers struct {
 	observers    *observers
 }
 
-// take takes the answer about one instance. What led to one without a cell goes with it.
-func (s *terminateAnswers) take(ctx context.Context, t *termination, err error) {
+// note notes the answer about one instance. What led to one without a cell goes with it.
+func (s *terminateAnswers) note(ctx context.Context, t *termination, err error) {
 	defer s.inventory.pollSoon()
 	if err == nil && t.cell == nil {
 		err = s.routes.unrouteOrphan(ctx, t.end.Instance)

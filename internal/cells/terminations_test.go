@@ -66,7 +66,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 		if !end.sending || !b.terminations.sending("i") {
 			t.Fatalf("before %v nothing is being asked", tc.err)
 		}
-		s.take(t.Context(), end, tc.err)
+		s.note(t.Context(), end, tc.err)
 		if again := ask(); again != tc.again || b.terminations.sending("i") || len(b.said) != tc.said {
 			t.Errorf("%v: again after %s, sending %t, said %v", tc.err, again, b.terminations.sending("i"), b.said)
 		}
@@ -76,7 +76,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 		b.clock.Step(tc.again)
 		ask()
 	}
-	s.take(t.Context(), end, nil)
+	s.note(t.Context(), end, nil)
 	if !b.terminations.accepted("i").Equal(b.clock.Now()) || len(b.orphans) != 0 {
 		t.Error("it is not noted that the cloud has accepted the end")
 	}
@@ -99,7 +99,7 @@ func TestAStrayIsEndedAndForgottenWhenItIsGone(t *testing.T) {
 	if strays.forget(snapshot{}); b.terminations.byInstance["i"] == nil {
 		t.Error("one for which a call is being made is forgotten")
 	}
-	if s.take(t.Context(), end, nil); len(b.orphans) != 1 || b.orphans[0] != nil {
+	if s.note(t.Context(), end, nil); len(b.orphans) != 1 || b.orphans[0] != nil {
 		t.Errorf("observers know of %v", b.orphans)
 	}
 	if strays.forget(seen); b.terminations.byInstance["i"] == nil {
@@ -132,7 +132,7 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 		{"the snapshot is sure", true, snapshot{began: b.clock.Now().Add(time.Second), ended: ended}, apiv1.Gone},
 	} {
 		if tc.accepted && b.terminations.accepted("i").IsZero() {
-			outcomes.take(t.Context(), b.terminations.byInstance["i"], nil)
+			outcomes.note(t.Context(), b.terminations.byInstance["i"], nil)
 		}
 		b.listed(tc.seen)
 		again, err := after(s.Step(t.Context(), e))

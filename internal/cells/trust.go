@@ -63,9 +63,9 @@ func (s *trust) knowsOldLocked(e *entry) bool {
 	return old != "" && (e.cell().CA == old || s.cells.of(e).forgot)
 }
 
-// untoldLocked reports whether a cell does not know Kip by the CA that signs, or may trust one that
+// outdatedLocked reports whether a cell does not know Kip by the CA that signs, or may trust one that
 // Kip has no more. The caller holds table.mu, and has called noteForgotLocked.
-func (s *trust) untoldLocked(e *entry) bool {
+func (s *trust) outdatedLocked(e *entry) bool {
 	cell := e.cell()
 	return s.knowsOldLocked(e) || cell.CA != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
 }
@@ -104,7 +104,7 @@ func (s *trust) tellSome(ctx context.Context) {
 		if state.now || !e.configured || !e.session.opened() || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
 			continue
 		}
-		if s.noteForgotLocked(e); !s.untoldLocked(e) {
+		if s.noteForgotLocked(e); !s.outdatedLocked(e) {
 			continue
 		}
 		begun++

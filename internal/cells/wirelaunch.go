@@ -70,7 +70,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 	}
 	launching := &launching{
 		loop: c.loop,
-		taking: &taking{
+		batching: &batching{
 			table: c.table,
 			calls: cfg.Calls,
 			queue: c.launches,

@@ -2,7 +2,7 @@ package cells
 
 import "github.com/elotl/kip/internal/keyed"
 
-// upkeep asks the cloud for what is beside the life of cells.
+// upkeep asks the cloud for what is no step of a cell's life.
 type upkeep struct {
 	silentZones *silentZones
 	consoles    *consoles

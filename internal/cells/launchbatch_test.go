@@ -36,7 +36,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		b := newBench(t)
 		b.cloud.capabilities.Budgets = map[cloud.Call]cloud.Budget{cloud.CallLaunch: tc.budget}
 		b.calls = b.pipe()
-		s, all := b.taking(), b.queued("c", "d", "other")
+		s, all := b.batching(), b.queued("c", "d", "other")
 		other := all[2].cell().clone()
 		other.Offerings = []Offering{{InstanceType: "large"}}
 		all[2].current.Store(&other)
@@ -47,7 +47,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		if tc.ended {
 			cancel()
 		}
-		group, turn := s.take(ctx)
+		group, turn := s.next(ctx)
 		cancel()
 		var ids []string
 		for _, e := range group {
@@ -63,7 +63,7 @@ func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	group := b.grouped("c", "d")
 	b.end(group[0], CausePodDeleted)
-	if wanted, ending := b.taking().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
+	if wanted, ending := b.batching().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
 		t.Errorf("%d are wanted, %d end", len(wanted), len(ending))
 	}
 	left := b.launching().giveBackEnding(group)

@@ -27,8 +27,8 @@ type wholeStatus struct {
 
 func whole(s apiv1.CellStatus) wholeStatus { return wholeStatus{CellStatus: s, Beside: s.Beside} }
 
-// beside are the copies on a cell as its resource shows them.
-func (m *Mirror) beside(id string) (list []apiv1.BesidePod) {
+// copiesShown are the copies on a cell as its resource shows them.
+func (m *Mirror) copiesShown(id string) (list []apiv1.BesidePod) {
 	if m.copies == nil {
 		return nil
 	}

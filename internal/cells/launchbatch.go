@@ -7,8 +7,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
-// taking takes groups of cells from the queue of launches.
-type taking struct {
+// batching takes groups of cells from the queue of launches.
+type batching struct {
 	table *table
 	calls *pipe.Pipe
 	queue *launchQueue
@@ -16,11 +16,11 @@ type taking struct {
 }
 
 // wait returns when something waits for a launch; false when ctx has ended.
-func (s *taking) wait(ctx context.Context) bool { return s.queue.wait(ctx) }
+func (s *batching) wait(ctx context.Context) bool { return s.queue.wait(ctx) }
 
-// take takes cells of the same offering, to be launched in one call, and the call's turn; nil when ctx has ended. The turn is
+// next takes cells of the same offering, to be launched in one call, and the call's turn; nil when ctx has ended. The turn is
 // waited for before the call is stored: until then others may come along.
-func (s *taking) take(ctx context.Context) ([]*entry, *pipe.Turn) {
+func (s *batching) next(ctx context.Context) ([]*entry, *pipe.Turn) {
 	turn, err := s.calls.Turn(ctx, cloud.CallLaunch, 1)
 	if err != nil {
 		return nil, nil // ctx has ended
@@ -33,7 +33,7 @@ func (s *taking) take(ctx context.Context) ([]*entry, *pipe.Turn) {
 }
 
 // part parts the cells of a group into those that are wanted yet, and those that are to end.
-func (s *taking) part(group []*entry) (wanted, ending []*entry) {
+func (s *batching) part(group []*entry) (wanted, ending []*entry) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range group {
