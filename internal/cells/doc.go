@@ -28,8 +28,8 @@
 //	              pod for a time (keep.go)
 //	terminate.go  has its instance terminated, then remove.go its record
 //
-// Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and
-// consequences.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
+// Others watch over all cells: list.go asks for the cloud's list, compare.go compares it (inventory.go; sightings.go
+// says what is gone), and consequences.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
 // instances back, interrupt.go stores them, and evacuate.go acts on them; health.go, refill.go,
 // tag.go and boost.go do what their names say. Controller wires the parts, a file for each group
 // (wire.go and wire*.go), and passes on what other packages ask, in api.go.
@@ -41,7 +41,7 @@
 //	lostcell.go      it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
 //	abandon.go       nobody knows whether its launch gave it an instance
 //	hold.go          asks the guard first, where nobody has requested the end
-//	cellends.go      begins the end, and stores it
+//	cellends.go      begins the end, and nothing else does, and stores it
 //
 // Then its instance is terminated, as is one without a cell:
 //

@@ -47,7 +47,7 @@ func TestThePopulationIsBoundCellsAndInstancesWithoutACell(t *testing.T) {
 	b.running("a")
 	b.running("b")
 	b.booting("c")
-	b.inventory.orphans["i"] = b.clock.Now()
+	b.inventory.sightings.at("i").orphan = b.clock.Now()
 	if n := b.holds.population(); n != 3 {
 		t.Errorf("it is %d, want 3", n)
 	}

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,31 +29,16 @@ type inventory struct {
 	latest snapshot
 	// blind are the zones that no snapshot has covered yet; nil before the first.
 	blind map[string]bool
-	// missing has, by its instance, since when complete snapshots do not show that of a
-	// cell.
-	missing map[string]time.Time
-	// orphans has, by their IDs, when instances were first seen without a cell.
-	orphans map[string]time.Time
-	// stopped has, by its instance, since when that of a cell is seen to be stopped,
-	// though Kip has not stopped it.
-	stopped map[string]time.Time
-	// unseen has the instances without a cell that the last snapshot did not show.
-	unseen map[string]bool
-	// hidden has the instances of cells that lists lack, though the cloud says that they
-	// are alive.
-	hidden map[string]hidden
+	// sightings are those up to the last list.
+	sightings sightings
 }
 
 func newInventory(health Health, listLag time.Duration) *inventory {
 	return &inventory{
-		health:  health,
-		listLag: listLag,
-		polls:   make(chan struct{}, 1),
-		missing: map[string]time.Time{},
-		orphans: map[string]time.Time{},
-		stopped: map[string]time.Time{},
-		unseen:  map[string]bool{},
-		hidden:  map[string]hidden{},
+		health:    health,
+		listLag:   listLag,
+		polls:     make(chan struct{}, 1),
+		sightings: sightings{},
 	}
 }
 
@@ -69,7 +53,7 @@ func (v *inventory) last() snapshot {
 func (v *inventory) orphanCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return len(v.orphans)
+	return v.sightings.orphans()
 }
 
 // compare makes a snapshot of the cloud's answer to a call that began then, and compares
@@ -87,22 +71,16 @@ func (v *inventory) compare(began time.Time, listing cloud.Listing, cells []know
 			launching[k.cell.JoinID()] = true
 		}
 	}
-	seen = v.newSnapshotLocked(began, listing, cells, owned)
-	missing, stopped := map[string]time.Time{}, map[string]time.Time{}
+	next := sightings{}
+	seen = v.newSnapshotLocked(began, listing, cells, owned, next)
 	for _, k := range cells {
-		v.compareCellLocked(&seen, &f, missing, listing, k)
-		v.findStoppedLocked(seen, &f, stopped, k.cell)
+		v.compareCellLocked(&seen, &f, next, listing, k)
+		v.findStoppedLocked(seen, &f, next, k.cell)
 	}
-	v.missing, v.stopped = missing, stopped
-	maps.DeleteFunc(v.hidden, func(id string, _ hidden) bool {
-		_, there := seen.byID[id]
-		return there || !owned[id]
-	})
-
-	orphans := map[string]time.Time{}
-	for id, first := range v.orphans {
-		if _, there := seen.byID[id]; there && !owned[id] {
-			orphans[id] = first // also while it is ending
+	next.keepHidden(v.sightings, seen, owned)
+	for id, of := range v.sightings {
+		if _, there := seen.byID[id]; there && !owned[id] && !of.orphan.IsZero() {
+			next.at(id).orphan = of.orphan // also while it is ending
 		}
 	}
 	for _, i := range seen.byID {
@@ -116,15 +94,15 @@ func (v *inventory) compare(began time.Time, listing cloud.Listing, cells []know
 			continue
 		}
 		f.orphans = append(f.orphans, i)
-		switch first, before := orphans[i.ID]; {
-		case !before:
-			orphans[i.ID] = began
+		switch first := next.of(i.ID).orphan; {
+		case first.IsZero():
+			next.at(i.ID).orphan = began
 			f.newOrphans++
 		case began.Sub(first) >= orphanAge:
 			f.dueOrphans = append(f.dueOrphans, i)
 		}
 	}
-	v.orphans = orphans
+	v.sightings = next
 	return seen, f
 }
 
@@ -136,25 +114,26 @@ func (v *inventory) lags(began time.Time, cell *Cell) bool {
 
 // findStoppedLocked finds a cell whose instance was stopped by hand, or by a cloud that
 // took it back: what ran on it has ended. The caller holds mu.
-func (v *inventory) findStoppedLocked(seen snapshot, f *findings, stopped map[string]time.Time, cell *Cell) {
+func (v *inventory) findStoppedLocked(seen snapshot, f *findings, next sightings, cell *Cell) {
 	if cell.Instance == nil || cell.Stopped || !cell.Live() || v.lags(seen.began, cell) {
 		return
 	}
 	if i, there := seen.byID[cell.Instance.ID]; !there || i.State != cloud.Stopped {
 		return
 	}
-	since, before := v.stopped[cell.Instance.ID]
+	since := v.sightings.of(cell.Instance.ID).stopped
+	before := !since.IsZero()
 	if !before {
 		since = seen.began
 	}
-	stopped[cell.Instance.ID] = since
+	next.at(cell.Instance.ID).stopped = since
 	if before && seen.began.Sub(since) >= missingAge {
 		f.stopped = append(f.stopped, cell)
 	}
 }
 
 // compareCellLocked compares one cell with what is seen. The caller holds mu.
-func (v *inventory) compareCellLocked(seen *snapshot, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
+func (v *inventory) compareCellLocked(seen *snapshot, f *findings, next sightings, listing cloud.Listing, k known) {
 	cell := k.cell
 	if cell.Instance == nil {
 		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Terminating {
@@ -173,15 +152,16 @@ func (v *inventory) compareCellLocked(seen *snapshot, f *findings, missing map[s
 	if there {
 		return
 	}
-	since, before := v.missing[id]
+	since := v.sightings.of(id).missing
+	before := !since.IsZero()
 	notAsked := cell.Phase == apiv1.Terminating && (k.terminated.IsZero() || !seen.began.After(k.terminated))
 	if v.lags(seen.began, cell) || notAsked || !listing.Covers(cell.Instance.Zone) {
 		if before {
-			missing[id] = since
+			next.at(id).missing = since
 		}
 		return
 	}
-	if cell.Live() && !v.hidesLocked(id, seen.began) {
+	if cell.Live() && !v.sightings.hides(id, seen.began) {
 		f.lacking = append(f.lacking, id)
 	}
 	// What goes on while it ends must not be missed by two answers that are both too old.
@@ -190,7 +170,7 @@ func (v *inventory) compareCellLocked(seen *snapshot, f *findings, missing map[s
 	if !before {
 		since = seen.began
 	}
-	missing[id] = since
+	next.at(id).missing = since
 	a.due = cell.Live() && a.twice && seen.began.Sub(since) >= v.health.missingTimeout(k.cutOff)
 	if a.due || cell.Phase == apiv1.Terminating {
 		f.absent = append(f.absent, a)
@@ -206,11 +186,12 @@ func (v *inventory) adopt(seen snapshot, f findings, states map[string]cloud.Sta
 	for _, a := range f.absent {
 		id := a.instance()
 		switch state := states[id]; {
-		case state == cloud.Gone, state == cloud.Unknown && a.twice && !seen.wrong:
+		case a.gone(state, seen.wrong):
 			seen.ended[id] = true
 		case state != "" && state != cloud.Unknown:
-			delete(v.missing, id) // the list was wrong of it
-			if v.hideLocked(id, seen.began) {
+			of := v.sightings.at(id)
+			of.missing = time.Time{} // the list was wrong of it
+			if of.hidden.note(seen.began) {
 				seen.hides = append(seen.hides, id)
 			}
 		}
@@ -225,7 +206,9 @@ func (v *inventory) adopt(seen snapshot, f findings, states map[string]cloud.Sta
 func (v *inventory) askAnew(id string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.missing, id)
+	if of := v.sightings[id]; of != nil {
+		of.missing = time.Time{}
+	}
 }
 
 // pollSoon asks for a fresh snapshot; it does not wait for it.

@@ -73,8 +73,8 @@ func TestAnInstanceThatListsHideHoldsUpTheOthersForAWhileOnly(t *testing.T) {
 		}
 		b.cloud.set(func() { clear(b.cloud.hidden) })
 		b.later(time.Minute)
-		if b.cells.inventory.mu.Lock(); len(b.cells.inventory.hidden) != 0 {
-			t.Errorf("%v is kept for ever", b.cells.inventory.hidden)
+		if b.cells.inventory.mu.Lock(); len(b.cells.inventory.sightings) != 0 {
+			t.Errorf("%v is kept for ever", b.cells.inventory.sightings)
 		}
 		b.cells.inventory.mu.Unlock()
 	})

@@ -56,15 +56,6 @@ type known struct {
 	terminated time.Time // when the cloud accepted the termination; zero before
 }
 
-// absent is a cell whose instance a snapshot does not show though it covers its zone.
-type absent struct {
-	cell  *Cell
-	twice bool // an earlier complete snapshot did not show it either
-	due   bool // it is alive, and has been missing for as long as it may be
-}
-
-func (a absent) instance() string { return a.cell.Instance.ID }
-
 // findings are what follows from a snapshot.
 type findings struct {
 	// wake are the cells that may have waited for the snapshot.
@@ -86,8 +77,10 @@ type findings struct {
 // newSnapshotLocked makes a snapshot of a listing. Of the instances that no cell has, and that it
 // does not show, those are taken over from the last snapshot that may run a pod still:
 // those of zones that the listing does not cover, and all that are missing for the
-// first time, or in a listing that is wrong of others. The caller holds mu.
-func (v *inventory) newSnapshotLocked(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) snapshot {
+// first time, or in a listing that is wrong of others. next are the sightings that follow. The caller holds mu.
+func (v *inventory) newSnapshotLocked(
+	began time.Time, listing cloud.Listing, cells []known, owned map[string]bool, next sightings,
+) snapshot {
 	seen := snapshot{
 		began:   began,
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
@@ -115,20 +108,19 @@ func (v *inventory) newSnapshotLocked(began time.Time, listing cloud.Listing, ce
 	for _, k := range cells {
 		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
 			_, there := seen.byID[i.ID]
-			seen.wrong = seen.wrong || !there && !v.hidesLocked(i.ID, began)
+			seen.wrong = seen.wrong || !there && !v.sightings.hides(i.ID, began)
 		}
 	}
-	unseen := map[string]bool{}
 	for id, i := range v.latest.byID {
 		if _, there := seen.byID[id]; there || owned[id] || v.latest.ended[id] {
 			continue
 		}
-		if !listing.Covers(i.Zone) || seen.wrong || !v.unseen[id] {
-			unseen[id] = v.unseen[id] || listing.Covers(i.Zone) && !seen.wrong
+		unlisted := v.sightings.of(id).unlisted
+		if !listing.Covers(i.Zone) || seen.wrong || !unlisted {
+			next.at(id).unlisted = unlisted || listing.Covers(i.Zone) && !seen.wrong
 			add(i)
 		}
 	}
-	v.unseen = unseen
 	if v.blind == nil {
 		v.blind = map[string]bool{}
 		for _, zone := range seen.missing {
