@@ -205,13 +205,15 @@ func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
 	return left
 }
 
-// sets are the pods of DaemonSets that ask for room beside a pod.
-func (s *besides) sets(pod *corev1.Pod) (list []*corev1.Pod) {
+// sets are the pods of DaemonSets that run beside a pod whose volumes need this, and ask for room there.
+func (s *besides) sets(pod *corev1.Pod, needs volumes.Needs) (list []*corev1.Pod) {
 	if s.rules == nil {
 		return nil
 	}
+	drivers := driversBeside(needs)
 	for _, set := range s.copies.SetsBeside(pod) {
-		if len(resource.PodRequests(set, resource.PodResourcesOptions{})) > 0 {
+		terms, runs, _ := s.rules.Of(set)
+		if runs && terms.Serves(drivers) && len(resource.PodRequests(set, resource.PodResourcesOptions{})) > 0 {
 			list = append(list, set)
 		}
 	}
@@ -234,20 +236,14 @@ func (s *besides) delaying(pod *corev1.Pod, sets []*corev1.Pod, now time.Time) (
 	return list, until
 }
 
-// serving are those of the sets that run beside a pod whose volumes need this.
-func (s *besides) serving(sets []*corev1.Pod, needs volumes.Needs) (list []*corev1.Pod) {
-	var drivers []string
+// driversBeside are the CSI drivers whose plugins run beside a pod whose volumes need this.
+func driversBeside(needs volumes.Needs) (drivers []string) {
 	for _, p := range needs.Plugins {
 		if p.Beside {
 			drivers = append(drivers, p.Driver)
 		}
 	}
-	for _, set := range sets {
-		if terms, runs, _ := s.rules.Of(set); runs && terms.Serves(drivers) {
-			list = append(list, set)
-		}
-	}
-	return list
+	return drivers
 }
 
 // unserved returns a *volumes.NotReadyError where a plugin is to run beside a pod, and its DaemonSet has no pod on the pod's node: the

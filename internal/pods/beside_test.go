@@ -366,6 +366,50 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 	}
 }
 
+func TestAMachineNeedsNoRoomForDaemonSetsThatServeOtherVolumes(t *testing.T) {
+	for name, short := range map[string]bool{"a shortage": true, "no room": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			logs, plugin := pod("s", ofSet("logs"), requestsCPU("250m")), pod("t", ofSet("plugin"), requestsCPU("250m"))
+			h.beside(&copiesOf{has: true, sets: []*corev1.Pod{logs, plugin}}, besideRules(
+				daemonsets.Entry{Namespace: "ns", Name: "logs", MaxDelay: 2 * time.Minute},
+				daemonsets.Entry{Namespace: "ns", Name: "plugin", MaxDelay: time.Minute, Drivers: []string{"b"}},
+			))
+			h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+				switch fits := placement.ResourcesOf(p).MilliCPU <= 600; {
+				case fits:
+					return []cells.Offering{{InstanceType: "small", Zone: "local", PricePerHour: 1}}, nil
+				case short:
+					return nil, &placement.NoCapacityError{Need: "the pod", Types: []string{"large"}}
+				}
+				return nil, &placement.UnplaceableError{}
+			}
+			h.put(pod("a", requestsCPU("500m"), func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(h.clock.Now()) }))
+			h.must("a")
+			if short {
+				starts := h.clock.Now().Add(2 * time.Minute).UTC().Format(time.TimeOnly)
+				if m := h.messages[0]; !strings.Contains(m, "room for DaemonSets ns/logs beside it") || !strings.Contains(m, "does at "+starts) {
+					t.Errorf("the pod starts at %s, and the Event says %q", starts, m)
+				}
+				h.clock.Step(2*time.Minute + time.Second)
+				h.must("a")
+				h.events = h.events[1:] // the first one
+			}
+			h.want("events", h.events, "Normal CellRequested", "Warning DaemonSetLeftOut", "Warning DaemonSetLeftOut")
+			for _, m := range h.messages {
+				if strings.Contains(m, "ns/plugin") {
+					t.Errorf("an Event speaks of a set that would never run beside the pod: %q", m)
+				}
+			}
+		})
+	}
+}
+
+// ofSet is a change of a pod: it is of the DaemonSet with this name.
+func ofSet(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { daemon(p); p.OwnerReferences[0].Name = name }
+}
+
 // requestsCPU is a change of a pod: it requests so much.
 func requestsCPU(cpu string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
@@ -379,9 +423,6 @@ func TestAShortageOfMachinesWithRoomForADaemonSetDelaysAPodForAsLongAsThatMay(t 
 	type world struct {
 		*harness
 		short map[string]bool // the types that are out of capacity
-	}
-	ofSet := func(name string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { daemon(p); p.OwnerReferences[0].Name = name }
 	}
 	start := func(t *testing.T, short ...string) world {
 		w := world{harness: newHarness(t), short: map[string]bool{}}

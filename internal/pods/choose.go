@@ -51,7 +51,7 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 type choice struct {
 	cells.Request
 	volumes volumes.Needs // of its volumes
-	sets    []*corev1.Pod // of DaemonSets that ask for room beside the pod
+	sets    []*corev1.Pod // of DaemonSets that run beside the pod, and ask for room there
 	leftOut []*corev1.Pod // those of them for which there is none
 	without error         // why; nil where there is room for all
 }
@@ -65,7 +65,7 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 	if err := s.beside.unserved(pod, c.volumes); err != nil {
 		return c, err
 	}
-	c.sets = s.beside.sets(pod)
+	c.sets = s.beside.sets(pod, c.volumes)
 	c.Request, err = s.chooseWith(ctx, pod, c.volumes, c.sets)
 	if len(c.sets) == 0 {
 		return c, err
@@ -130,7 +130,7 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volume
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), s.beside.serving(sets, needs))
+	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), sets)
 	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
@@ -189,9 +189,9 @@ func withSets(pod *corev1.Pod, sets []*corev1.Pod) *corev1.Pod {
 }
 
 // placed returns a pod with all that is to have room on its machine, and the zone of its disks, "" if it has none.
-func (s *choosing) placed(ctx context.Context, pod *corev1.Pod, sets []*corev1.Pod) (*corev1.Pod, string, error) {
+func (s *choosing) placed(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, string, error) {
 	needs, err := s.volumeNeeds(ctx, pod)
-	return withSets(withVolumes(pod, needs), s.beside.serving(sets, needs)), zoneOf(needs), err
+	return withSets(withVolumes(pod, needs), s.beside.sets(pod, needs)), zoneOf(needs), err
 }
 
 // allowed returns an error for the first annotation that cells of this cloud cannot have, or the namespace may not have.

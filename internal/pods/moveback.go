@@ -60,7 +60,7 @@ func (s *movingBack) rankOf(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 
 // ranks returns the ranks of offerings for a pod as it is placed.
 func (s *movingBack) ranks(ctx context.Context, pod *corev1.Pod, offerings ...offering.Offering) (placement.Ranks, error) {
-	placed, zone, err := s.choosing.placed(ctx, pod, s.choosing.beside.sets(pod))
+	placed, zone, err := s.choosing.placed(ctx, pod)
 	if err != nil {
 		return placement.Ranks{}, err
 	}
