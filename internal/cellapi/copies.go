@@ -128,8 +128,15 @@ func (c *boundPod) seeCopies() {
 		return
 	}
 	wanted := slices.DeleteFunc(sets.beside(c.as.name, b.current), func(set *setPod) bool { return !set.terms.Serves(c.drivers) })
-	// The older first: a new process of Kip is to let in what runs, not what was left out for it.
-	slices.SortStableFunc(wanted, func(a, b *setPod) int { return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time) })
+	// First the node plugins of the pod's volumes: the machine has room for these, perhaps for no others. Then the older: a new process of
+	// Kip is to let in what runs, not what was left out for it.
+	slices.SortStableFunc(wanted, func(a, b *setPod) int {
+		plugin := a.terms.HasPlugin(c.drivers)
+		if plugin != b.terms.HasPlugin(c.drivers) {
+			return map[bool]int{true: -1, false: 1}[plugin]
+		}
+		return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time)
+	})
 	c.pods.Keep(podHistory * (1 + min(len(wanted), daemonsets.MostCopies))) // all may change at once
 	if !c.waitsForCopies(wanted) {
 		c.putChanged()

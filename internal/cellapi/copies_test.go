@@ -187,6 +187,27 @@ func TestASetWithANodePluginRunsBesidePodsWithItsVolumes(t *testing.T) {
 	}
 }
 
+func TestTheNodePluginOfAPodsVolumesHasRoomBeforeOtherSets(t *testing.T) {
+	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "logs"},
+		daemonsets.Entry{Namespace: "logging", Name: "plugin", Drivers: []string{"secrets.example.com"}})
+	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	asks := func(age time.Duration) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.UID, p.CreationTimestamp = types.UID(p.Name), metav1.NewTime(made.Add(-age))
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+		}
+	}
+	logs := h.up.put(setPodOn("logs", "logs-1", asks(time.Hour))).(*corev1.Pod) // older, and first by name
+	plugin := h.up.put(setPodOn("plugin", "plugin-1", asks(0))).(*corev1.Pod)
+	c := newMachine(t, "c1").joinReady(h)
+	c.Reserve(nil, []string{"secrets.example.com"})
+	h.bindNew(c, podOn("web"))
+	eventually(t, "both are seen to", func() bool { return len(h.server.Copies(logs.UID))+len(h.server.Copies(plugin.UID)) == 2 })
+	if !h.server.Copies(logs.UID)[0].LeftOut || h.server.Copies(plugin.UID)[0].LeftOut {
+		t.Errorf("of two, one of which fits, these run: %+v, %+v", h.server.Copies(logs.UID), h.server.Copies(plugin.UID))
+	}
+}
+
 func TestWhatIsASetsIsNoOthers(t *testing.T) {
 	ctx := context.Background()
 	quiet, err := labels.Parse("logs=none")

@@ -56,6 +56,7 @@ type Terms struct {
 	namespaces []string // none for all
 	unnamed    bool     // by annotation, and in the machine's network
 	drivers    []string // none for any pod
+	plugins    []string // the CSI drivers whose node plugins the set has
 	MaxDelay   time.Duration
 	Linger     time.Duration
 }
@@ -81,14 +82,20 @@ func (r *Rules) Of(set *corev1.Pod) (t Terms, runs bool, why error) {
 
 // named returns the terms of the first entry that names a set, or else those of the annotation.
 func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
+	var plugins []string // of all entries
+	for _, e := range r.entries {
+		if e.names(set, name) {
+			plugins = append(plugins, e.Drivers...)
+		}
+	}
 	for i, e := range r.entries {
-		if (e.Namespace == "" || e.Namespace == set.Namespace) && (e.Name == "" || e.Name == name) &&
-			(e.Selector == nil || e.Selector.Matches(labels.Set(set.Labels))) {
+		if e.names(set, name) {
 			return Terms{
 				By:         cmp.Or(e.By, fmt.Sprintf("cells.daemonSets[%d]", i)),
 				pods:       e.Pods,
 				namespaces: e.Namespaces,
 				drivers:    e.Drivers,
+				plugins:    plugins,
 				MaxDelay:   e.MaxDelay,
 				Linger:     e.Linger,
 			}, true, nil
@@ -101,6 +108,12 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 		return Terms{}, false, &NotGrantedError{Namespace: set.Namespace}
 	}
 	return Terms{By: "annotation " + Annotation, unnamed: set.Spec.HostNetwork}, true, nil
+}
+
+// names reports whether an entry names a set.
+func (e *Entry) names(set *corev1.Pod, name string) bool {
+	return (e.Namespace == "" || e.Namespace == set.Namespace) && (e.Name == "" || e.Name == name) &&
+		(e.Selector == nil || e.Selector.Matches(labels.Set(set.Labels)))
 }
 
 // Beside reports whether a set with these terms runs beside a pod. Who has the machine's network has the role of a pod that may
@@ -117,6 +130,12 @@ func (t Terms) Beside(pod *corev1.Pod) bool {
 // Serves reports whether a set with these terms runs beside a pod with volumes of these drivers.
 func (t Terms) Serves(drivers []string) bool {
 	return len(t.drivers) == 0 || slices.ContainsFunc(t.drivers, func(d string) bool { return slices.Contains(drivers, d) })
+}
+
+// HasPlugin reports whether a set with these terms has the node plugin of one of these drivers. A pod with volumes of that driver cannot
+// start without the set.
+func (t Terms) HasPlugin(drivers []string) bool {
+	return slices.ContainsFunc(t.plugins, func(d string) bool { return slices.Contains(drivers, d) })
 }
 
 // NotGrantedError says that a set asks by annotation to run beside pods, and may not.

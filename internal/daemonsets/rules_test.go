@@ -191,5 +191,13 @@ func TestASetWithANodePluginServesPodsWithVolumesOfItsDrivers(t *testing.T) {
 		if err != nil || !runs || terms.By != tc.by || terms.Serves(tc.volumes) != tc.serves {
 			t.Errorf("%s: %t, %q, %t (%v)", name, runs, terms.By, terms.Serves(tc.volumes), err)
 		}
+		if has := terms.HasPlugin(tc.volumes); has != (tc.serves && tc.entry.Drivers != nil) {
+			t.Errorf("%s: it has a plugin of the pod's volumes: %t", name, has)
+		}
+		// Another entry that names the set has it run beside all pods, and it has its plugins.
+		terms, _, _ = New([]Entry{{Namespace: "logging"}, tc.entry}, nil).Of(setPod())
+		if has := terms.HasPlugin(tc.volumes); !terms.Serves(nil) || has != (tc.serves && tc.entry.Drivers != nil) {
+			t.Errorf("%s: beside all pods it has a plugin of the pod's volumes: %t", name, has)
+		}
 	}
 }

@@ -205,19 +205,24 @@ func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
 	return left
 }
 
-// sets are the pods of DaemonSets that run beside a pod whose volumes need this, and ask for room there.
-func (s *besides) sets(pod *corev1.Pod, needs volumes.Needs) (list []*corev1.Pod) {
+// sets are the pods of DaemonSets that run beside a pod whose volumes need this, and ask for room there: those with node plugins of the
+// volumes, and the others.
+func (s *besides) sets(pod *corev1.Pod, needs volumes.Needs) (plugins, others []*corev1.Pod) {
 	if s.rules == nil {
-		return nil
+		return nil, nil
 	}
 	drivers := driversBeside(needs)
 	for _, set := range s.copies.SetsBeside(pod) {
 		terms, runs, _ := s.rules.Of(set)
-		if runs && terms.Serves(drivers) && len(resource.PodRequests(set, resource.PodResourcesOptions{})) > 0 {
-			list = append(list, set)
+		switch {
+		case !runs || !terms.Serves(drivers) || len(resource.PodRequests(set, resource.PodResourcesOptions{})) == 0:
+		case terms.HasPlugin(drivers):
+			plugins = append(plugins, set)
+		default:
+			others = append(others, set)
 		}
 	}
-	return list
+	return plugins, others
 }
 
 // delaying returns those of the DaemonSets beside a pod that may delay it still, and until when the first of them may. Their time began

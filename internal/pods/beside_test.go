@@ -410,6 +410,80 @@ func ofSet(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { daemon(p); p.OwnerReferences[0].Name = name }
 }
 
+func TestAPodGetsNoMachineWithoutRoomForThePluginOfItsVolumes(t *testing.T) {
+	type offer struct {
+		kind string
+		most int64 // that it has, in millicores
+	}
+	small, medium, large := offer{"small", 600}, offer{"medium", 1000}, offer{"large", 2000}
+	for name, tc := range map[string]struct {
+		offers []offer
+		short  string // the type that is out of capacity
+		grants Grants
+		beyond string // the budget
+		logs   bool   // another set runs beside the pod
+		named  bool   // cells.daemonSets names the set, too
+		want   string // the type; "" where the pod waits
+	}{
+		"none has it":                  {offers: []offer{small}},
+		"none has it, by another rule": {offers: []offer{small}, named: true},
+		"it is out of capacity":        {offers: []offer{small, medium}, short: "medium"},
+		"it costs too much":            {offers: []offer{small, medium}, grants: Grants{MaxPricePerHour: 700}},
+		"it is over the budget":        {offers: []offer{small, medium}, beyond: "medium"},
+		"none for another set":         {offers: []offer{small, medium}, logs: true, want: "medium"},
+		"a shortage for another set":   {offers: []offer{small, medium, large}, short: "large", logs: true, want: "medium"},
+		"no budget for another set":    {offers: []offer{small, medium, large}, beyond: "large", logs: true, want: "medium"},
+	} {
+		h := newHarness(t)
+		h.cells.beyond, h.needs = tc.beyond, pluginOf("a")
+		h.needs.Plugins[0].DaemonSet.Name = "plugin"
+		sets := []*corev1.Pod{pod("t", ofSet("plugin"), requestsCPU("250m"))}
+		rules := []daemonsets.Entry{{Namespace: "ns", Name: "logs"}}
+		if tc.logs {
+			sets = append(sets, pod("s", ofSet("logs"), requestsCPU("900m")))
+		}
+		if tc.named {
+			rules = append(rules, daemonsets.Entry{Namespace: "ns", Name: "plugin"})
+		}
+		rules = append(rules, daemonsets.Entry{Namespace: "ns", Name: "plugin", MaxDelay: time.Minute, Drivers: []string{"a"}})
+		h.beside(&copiesOf{has: true, sets: sets}, besideRules(rules...))
+		h.restarted(func(c *Config) { c.Grants = tc.grants })
+		h.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+			err = &placement.UnplaceableError{}
+			for _, o := range tc.offers {
+				switch {
+				case placement.ResourcesOf(p).MilliCPU > o.most:
+				case o.kind == tc.short:
+					err = &placement.NoCapacityError{Need: "the pod", Types: []string{o.kind}}
+				default:
+					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
+				}
+			}
+			if len(list) > 0 {
+				return list, nil
+			}
+			return nil, err
+		}
+		h.put(pod("a", requestsCPU("500m"), func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(h.clock.Now()) }))
+		for range 3 { // longer than the plugin may delay the pod
+			h.must("a")
+			h.clock.Step(time.Hour)
+		}
+		got := ""
+		if cell, has := h.cells.ForPod("uid-a"); has {
+			got = cell.Offering().InstanceType
+		}
+		if got != tc.want || got == "" && h.c.Waiting("uid-a") == "" {
+			t.Errorf("%s: the pod gets %q, want %q; it waits for %q", name, got, tc.want, h.c.Waiting("uid-a"))
+		}
+		for _, m := range h.messages {
+			if strings.Contains(m, "ns/plugin") {
+				t.Errorf("%s: the plugin of its volumes is left out: %q", name, m)
+			}
+		}
+	}
+}
+
 // requestsCPU is a change of a pod: it requests so much.
 func requestsCPU(cpu string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {

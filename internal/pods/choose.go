@@ -51,13 +51,14 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 type choice struct {
 	cells.Request
 	volumes volumes.Needs // of its volumes
-	sets    []*corev1.Pod // of DaemonSets that run beside the pod, and ask for room there
+	plugins []*corev1.Pod // of DaemonSets with node plugins of its volumes, without which it cannot start
+	sets    []*corev1.Pod // of other DaemonSets that run beside the pod, and ask for room there
 	leftOut []*corev1.Pod // those of them for which there is none
 	without error         // why; nil where there is room for all
 }
 
 // choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
-// not fit are left out.
+// not fit are left out, but for node plugins of its volumes.
 func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err error) {
 	if c.volumes, err = s.volumeNeeds(ctx, pod); err != nil {
 		return c, err
@@ -65,8 +66,8 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 	if err := s.beside.unserved(pod, c.volumes); err != nil {
 		return c, err
 	}
-	c.sets = s.beside.sets(pod, c.volumes)
-	c.Request, err = s.chooseWith(ctx, pod, c.volumes, c.sets)
+	c.plugins, c.sets = s.beside.sets(pod, c.volumes)
+	c.Request, err = s.chooseWith(ctx, pod, c, c.sets)
 	if len(c.sets) == 0 {
 		return c, err
 	}
@@ -76,7 +77,7 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 	switch {
 	case none || refused:
 		c.leftOut, c.without = c.sets, err
-		c.Request, err = s.chooseWith(ctx, pod, c.volumes, nil)
+		c.Request, err = s.chooseWith(ctx, pod, c, nil)
 	case short:
 		return s.inShortage(ctx, pod, c, err)
 	}
@@ -90,14 +91,14 @@ func (s *choosing) inShortage(ctx context.Context, pod *corev1.Pod, c choice, sh
 	var err error
 	if len(delaying) < len(c.sets) {
 		c.leftOut, c.without = slices.DeleteFunc(slices.Clone(c.sets), func(p *corev1.Pod) bool { return slices.Contains(delaying, p) }), short
-		if c.Request, err = s.chooseWith(ctx, pod, c.volumes, delaying); err == nil {
+		if c.Request, err = s.chooseWith(ctx, pod, c, delaying); err == nil {
 			return c, nil
 		}
 	}
 	if len(delaying) == 0 {
 		return c, err
 	}
-	if _, err := s.chooseWith(ctx, pod, c.volumes, nil); err != nil {
+	if _, err := s.chooseWith(ctx, pod, c, nil); err != nil {
 		return c, err // it waits for itself
 	}
 	waits := &PlacementError{Err: short, until: until}
@@ -113,7 +114,7 @@ func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, r
 	if _, over := errors.AsType[*cells.BudgetError](refused); !over || len(c.leftOut) == len(c.sets) {
 		return c, false
 	}
-	less, none := s.chooseWith(ctx, pod, c.volumes, nil)
+	less, none := s.chooseWith(ctx, pod, c, nil)
 	if none != nil {
 		return c, false
 	}
@@ -121,16 +122,16 @@ func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, r
 	return c, true
 }
 
-// chooseWith chooses what has room for a pod with its volumes, and pods of DaemonSets.
-func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volumes.Needs, sets []*corev1.Pod) (cells.Request, error) {
-	zone := zoneOf(needs)
+// chooseWith chooses what has room for a pod with its volumes and their plugins, which are in c, and pods of other DaemonSets.
+func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, c choice, sets []*corev1.Pod) (cells.Request, error) {
+	needs, zone := c.volumes, zoneOf(c.volumes)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Nodes.Choose says so
 		if err := s.allowed(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), sets)
+	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), c.plugins, sets)
 	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
@@ -181,8 +182,8 @@ func (s *choosing) volumeNeeds(ctx context.Context, pod *corev1.Pod) (volumes.Ne
 }
 
 // withSets is a pod with what pods of DaemonSets beside it ask for.
-func withSets(pod *corev1.Pod, sets []*corev1.Pod) *corev1.Pod {
-	for _, set := range sets {
+func withSets(pod *corev1.Pod, sets ...[]*corev1.Pod) *corev1.Pod {
+	for _, set := range slices.Concat(sets...) {
 		pod = placement.With(pod, resourcehelper.PodRequests(set, resourcehelper.PodResourcesOptions{}))
 	}
 	return pod
@@ -191,7 +192,8 @@ func withSets(pod *corev1.Pod, sets []*corev1.Pod) *corev1.Pod {
 // placed returns a pod with all that is to have room on its machine, and the zone of its disks, "" if it has none.
 func (s *choosing) placed(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, string, error) {
 	needs, err := s.volumeNeeds(ctx, pod)
-	return withSets(withVolumes(pod, needs), s.beside.sets(pod, needs)), zoneOf(needs), err
+	plugins, sets := s.beside.sets(pod, needs)
+	return withSets(withVolumes(pod, needs), plugins, sets), zoneOf(needs), err
 }
 
 // allowed returns an error for the first annotation that cells of this cloud cannot have, or the namespace may not have.
