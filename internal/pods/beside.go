@@ -30,8 +30,8 @@ type besides struct {
 	clock    clock.PassiveClock
 	began    time.Time // when this process began to hear of copies
 
-	mu      sync.Mutex         // held for no call to another part
-	unknown map[types.UID]bool // pods whose cell is bound, and of which it was not known yet what runs beside them
+	mu      sync.Mutex           // held for no call to another part
+	unknown map[types.UID]string // the cells of pods whose cell is bound, and of which it was not known yet what runs beside them
 }
 
 // runs reports whether a pod stands for copies, and says so.
@@ -147,14 +147,20 @@ func notReady(state daemonsets.State) string {
 	return b.String() + "."
 }
 
-// bound notes that a cell is bound: it may run copies that this process has not been told of.
-func (s *besides) bound(cell cells.Cell) {
-	if s.rules == nil || cell.Phase != apiv1.Bound {
+// cellChanged notes a cell that is bound: it may run copies that this process has not been told of. It forgets one that is not bound any
+// more.
+func (s *besides) cellChanged(cell cells.Cell) {
+	if s.rules == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unknown[cell.Pod.UID] = true
+	switch uid := cell.Pod.UID; {
+	case cell.Phase == apiv1.Bound:
+		s.unknown[uid] = cell.ID
+	case s.unknown[uid] == cell.ID: // else the pod has another cell by now
+		delete(s.unknown, uid)
+	}
 }
 
 // unknownTo are the cells that may run copies of a pod that this process has not been told of. It forgets those of which it has.
@@ -169,7 +175,7 @@ func (s *besides) unknownTo(pod *corev1.Pod) (list []cells.Cell) {
 			delete(s.unknown, uid)
 			s.mu.Unlock()
 			if cell, is = s.unknownCell(uid); is { // it was bound in between
-				s.bound(cell)
+				s.cellChanged(cell)
 			}
 			continue
 		}

@@ -484,6 +484,24 @@ func TestAPodGetsNoMachineWithoutRoomForThePluginOfItsVolumes(t *testing.T) {
 	}
 }
 
+func TestNothingIsKeptOfTheCopiesOfACellThatIsNotBoundAnyMore(t *testing.T) {
+	h := newHarness(t)
+	h.beside(&copiesOf{}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	h.put(pod("web"))
+	cell := h.bound("web", "cell-2")
+	earlier := cell
+	earlier.ID, earlier.Phase = "cell-1", apiv1.Gone
+	h.c.CellChanged(earlier)
+	if len(h.c.beside.unknown) != 1 {
+		t.Errorf("of a bound cell %v is kept, want its pod", h.c.beside.unknown)
+	}
+	cell.Phase = apiv1.Terminating
+	h.c.CellChanged(cell)
+	if len(h.c.beside.unknown) != 0 {
+		t.Errorf("of a cell that is not bound any more %v is kept", h.c.beside.unknown)
+	}
+}
+
 // requestsCPU is a change of a pod: it requests so much.
 func requestsCPU(cpu string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {

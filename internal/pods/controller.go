@@ -57,7 +57,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.registry.forgetUnlisted()
 	// Pods that went while nobody looked have no event any more; their cells do.
 	for _, cell := range c.cells.List() {
-		c.beside.bound(cell)
+		c.beside.cellChanged(cell)
 		c.loop.wake(nameOf(cell))
 	}
 	c.beside.began = c.beside.clock.Now()
@@ -115,7 +115,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	if cell.Pod.UID == "" {
 		return
 	}
-	c.beside.bound(cell)
+	c.beside.cellChanged(cell)
 	if !cell.StepTime(apiv1.StepBound).IsZero() { // also of one that was bound when this process loaded it
 		c.history.bound(cell)
 	}

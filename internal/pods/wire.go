@@ -52,7 +52,7 @@ func (c *Controller) wireCore(cfg Config) {
 		contacts: newNotes[contact](c.registry),
 		clock:    cfg.Clock,
 		began:    cfg.Clock.Now(),
-		unknown:  map[types.UID]bool{},
+		unknown:  map[types.UID]string{},
 	}
 	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
 	c.paused = &pause{}
