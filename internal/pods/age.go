@@ -37,6 +37,7 @@ func (s *aging) replace(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (
 	}
 	return s.disrupting.evict(ctx, pod, disruption{
 		eviction: eviction{
+			cause:   oldCell,
 			from:    "a cell that is too old",
 			done:    events.NewAgedPodEvicted(age, s.maxAge),
 			blocked: func(why error) events.Event { return events.NewAgedPodBlocked(s.maxAge, why) },

@@ -130,7 +130,7 @@ func (s *attending) markSilent(ctx context.Context, pod *corev1.Pod) (marked boo
 // controller would be lost that way; it runs to the end of the notice.
 func (s *attending) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
 	if metav1.GetControllerOf(pod) == nil {
-		s.evicting.reportOnce(pod, interruptedStays, events.NewInterruptedPodStays(at))
+		s.evicting.reportOnce(pod, interruption, interruptedStays, events.NewInterruptedPodStays(at))
 		return 0, nil
 	}
 	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
@@ -140,6 +140,7 @@ func (s *attending) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time)
 	left := at.Sub(s.clock.Now())
 	grace = min(grace, max(1, int64((left-evictionMargin)/time.Second)))
 	_, again, err := s.evicting.evict(ctx, pod, eviction{
+		cause:   interruption,
 		from:    "an instance that the cloud takes back",
 		grace:   &grace,
 		done:    events.NewInterruptedPodEvicted(at),

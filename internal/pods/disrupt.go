@@ -72,7 +72,7 @@ type disruption struct {
 // evict evicts a pod if that may be now. It returns after how long to try again; 0 means when the pod changes.
 func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (again time.Duration, err error) {
 	if why := whyUndisrupted(pod); why != "" {
-		s.evicting.reportOnce(pod, undisruptedStays, d.stays(why))
+		s.evicting.reportOnce(pod, d.cause, undisruptedStays, d.stays(why))
 		return 0, nil
 	}
 	owner, _ := routeOf(pod)

@@ -14,6 +14,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// evictionCause is why a pod is to be evicted. A pod can have several.
+type evictionCause int
+
+const (
+	interruption evictionCause = iota // the cloud takes its instance back
+	noCapacity                        // its node has nothing for it
+	oldCell
+	betterChoice // its cell is not what it asked for first
+	causes
+)
+
 // notice is what was last reported of why a pod is not evicted.
 type notice int
 
@@ -30,11 +41,12 @@ const (
 type evicting struct {
 	api     *apiServer
 	events  cells.Recorder
-	noticed *notes[notice]
+	noticed *notes[[causes]notice]
 }
 
 // eviction is one that is asked for.
 type eviction struct {
+	cause   evictionCause
 	from    string // in errors
 	grace   *int64 // in seconds; nil for the pod's own
 	done    events.Event
@@ -75,20 +87,22 @@ func (s *evicting) ask(ctx context.Context, pod *corev1.Pod, e eviction, dryRun 
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return false, 0, nil // it is gone, or another of its name is there
 	case apierrors.IsTooManyRequests(err):
-		s.reportOnce(pod, evictionBlocked, e.blocked(err))
+		s.reportOnce(pod, e.cause, evictionBlocked, e.blocked(err))
 		return false, e.retry, nil
 	}
 	return false, 0, fmt.Errorf("evict pod %s from %s: %w", apiv1.Ref(pod), e.from, err)
 }
 
-// reportOnce reports why a pod is not evicted, unless that was the last thing that was reported of it.
-func (s *evicting) reportOnce(pod *corev1.Pod, of notice, said events.Event) {
+// reportOnce reports why a pod is not evicted for a cause, unless that was the last thing that was reported of both.
+func (s *evicting) reportOnce(pod *corev1.Pod, cause evictionCause, of notice, said events.Event) {
 	told := false
-	s.noticed.note(apiv1.Ref(pod), func(last *notice) { told, *last = *last == of, of })
+	s.noticed.note(apiv1.Ref(pod), func(last *[causes]notice) { told, last[cause] = last[cause] == of, of })
 	if !told {
 		s.events.Event(apiv1.Ref(pod), said)
 	}
 }
 
-// last returns what reportOnce has reported last of a pod; 0 for nothing.
-func (s *evicting) last(pod *corev1.Pod) notice { return s.noticed.get(pod.UID) }
+// last returns what reportOnce has reported last of a pod and a cause; 0 for nothing.
+func (s *evicting) last(pod *corev1.Pod, cause evictionCause) notice {
+	return s.noticed.get(pod.UID)[cause]
+}

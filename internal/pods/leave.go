@@ -41,7 +41,7 @@ func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Dura
 		return min(left, most), nil
 	}
 	stays, cameBack := s.noteStay(pod)
-	if stays != 0 && s.evicting.last(pod) == stays {
+	if stays != 0 && s.evicting.last(pod, noCapacity) == stays {
 		return most, nil
 	}
 	other := s.elsewhere(ctx, pod)
@@ -50,22 +50,23 @@ func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Dura
 	}
 	switch stays {
 	case unservableStays:
-		s.evicting.reportOnce(pod, stays, events.NewUnservablePodStays(pod.Spec.NodeName, other))
+		s.evicting.reportOnce(pod, noCapacity, stays, events.NewUnservablePodStays(pod.Spec.NodeName, other))
 		return most, nil
 	case unservableCameBack:
-		s.evicting.reportOnce(pod, stays, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
+		s.evicting.reportOnce(pod, noCapacity, stays, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
 		return most, nil
 	}
 	if why, sure := s.exclusion.endElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
 	e := eviction{
+		cause:   noCapacity,
 		from:    "a node without capacity",
 		done:    events.NewUnservablePodEvicted(pod.Spec.NodeName, now.Sub(since), other),
 		blocked: func(why error) events.Event { return events.NewUnservablePodBlocked(pod.Spec.NodeName, why) },
 		retry:   leaveRetry,
 	}
-	if s.evicting.last(pod) == evictionBlocked { // no node turns pods away for one that may not leave
+	if s.evicting.last(pod, noCapacity) == evictionBlocked { // no node turns pods away for one that may not leave
 		if may, again, err := s.evicting.allowed(ctx, pod, e); !may {
 			return again, err
 		}

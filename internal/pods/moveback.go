@@ -111,7 +111,7 @@ func (s *movingBack) moveBack(ctx context.Context, pod *corev1.Pod, cell cells.C
 		return retry, nil
 	case !ranked:
 		why := "it has no other choice, or its machine is none of its choices"
-		s.disrupting.evicting.reportOnce(pod, undisruptedStays, events.NewMoveBackStays(why))
+		s.disrupting.evicting.reportOnce(pod, betterChoice, undisruptedStays, events.NewMoveBackStays(why))
 		return longestLook, nil
 	}
 	until := s.noteRank(pod, cell, is, every)
@@ -126,6 +126,7 @@ func (s *movingBack) moveBack(ctx context.Context, pod *corev1.Pod, cell cells.C
 	}
 	return s.disrupting.evict(ctx, pod, disruption{
 		eviction: eviction{
+			cause:   betterChoice,
 			from:    "a cell that is not what it asked for first",
 			done:    events.NewMovedBack(cell.Offering().String(), is.Rank, is.Of, now.Sub(cell.Launched())),
 			blocked: func(why error) events.Event { return events.NewMoveBackBlocked(is.Rank, is.Of, every, why) },

@@ -105,7 +105,7 @@ func (c *Controller) wireEnds(cfg Config) {
 	c.evicting = &evicting{
 		api:     c.api,
 		events:  cfg.Events,
-		noticed: newNotes[notice](c.registry),
+		noticed: newNotes[[causes]notice](c.registry),
 	}
 	c.failing = &failing{
 		api:         c.api,
