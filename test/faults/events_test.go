@@ -234,7 +234,7 @@ func draw(r *rand.Rand) setting {
 // pass lets time pass; nothing may be written meanwhile if nothing is under way.
 func (w *world) pass(e event) {
 	w.rest()
-	if e.t > time.Second && w.settled() && w.untouched() {
+	if e.t > time.Second && w.settled() && w.untouched() && !w.moveBack() {
 		w.quiet(e.t)
 		return
 	}

@@ -14,8 +14,10 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // What Kip's own constants add up to.
@@ -472,6 +474,28 @@ func (w *world) await(most time.Duration, ok func() bool) bool {
 	}
 }
 
+// moveBack reports whether Kip may evict pods for a better choice of machine, though nothing changes.
+func (w *world) moveBack() bool {
+	return slices.ContainsFunc(w.api.list(), func(p *corev1.Pod) bool { return p.Annotations[placement.AnnotationMoveBack] != "" })
+}
+
+// stayWhereTheyAre takes from all pods that they move back to a better choice of machine, and waits until the world is settled.
+func (w *world) stayWhereTheyAre() {
+	if !w.moveBack() {
+		return
+	}
+	for _, p := range w.api.list() {
+		_ = w.api.edit(nameOf(p), nil, func(p *corev1.Pod) watch.EventType { // it is gone
+			p.Annotations = maps.Clone(p.Annotations)
+			delete(p.Annotations, placement.AnnotationMoveBack)
+			return watch.Modified
+		})
+	}
+	if !w.await(reachBound, w.settled) {
+		w.violate("not settled %s after pods were told to stay: %s", reachBound, w.describe())
+	}
+}
+
 // finish ends a history well: the faults are over, every pod gets what it needs,
 // an hour of nothing is quiet, and when the pods are deleted nothing is left.
 func (w *world) finish() {
@@ -488,6 +512,7 @@ func (w *world) finish() {
 	if w.failed() {
 		return
 	}
+	w.stayWhereTheyAre()
 	quiet := time.Hour
 	if w.stormy || w.ec2 && w.armed != (failpoint{}) { // hundreds of kubelets renew their leases; the SDK is dear
 		quiet = 5 * time.Minute
