@@ -60,7 +60,7 @@ func (s *bounding) withCell(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 	if left = s.leftToBoot(left, cell); left > 0 {
 		return left, nil
 	}
-	why := s.why(ctx, pod, cell)
+	why := s.missed(ctx, pod, cell)
 	if !s.cells.ReleaseUnbound(pod.UID, "the pod waited for as long as its annotation "+placement.AnnotationMaxPending+" allows") {
 		return 0, nil // it runs now
 	}
@@ -84,11 +84,23 @@ func (s *bounding) leftToBoot(left time.Duration, cell cells.Cell) time.Duration
 
 // giveUp fails a pod that has no cell and has waited for too long.
 func (s *bounding) giveUp(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	why := s.missed(ctx, pod, cells.Cell{})
 	// It may run on a cell that this Kip does not know of, whatever is known of the pod.
 	if wait := s.exclusion.waitsForStore(pod, true); wait > 0 {
 		return wait, nil
 	}
-	return s.failing.giveUp(ctx, pod, s.why(ctx, pod, cells.Cell{}))
+	return s.failing.giveUp(ctx, pod, why)
+}
+
+// missed returns why a pod had no running cell when its time was over, also if it has waited for something else since.
+func (s *bounding) missed(ctx context.Context, pod *corev1.Pod, cell cells.Cell) failure {
+	most := pod.Annotations[placement.AnnotationMaxPending]
+	if m := s.waits.get(pod.UID).missed; m.most == most {
+		return m.why
+	}
+	why := s.why(ctx, pod, cell)
+	s.waits.note(apiv1.Ref(pod), func(w *waiting) { w.missed = missed{most, why} })
+	return why
 }
 
 // why says why a pod has no running cell. A Kip that has just begun to lead has not looked yet, and looks.

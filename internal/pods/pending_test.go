@@ -67,6 +67,25 @@ func TestAPodThatWaitedLongEnoughFailsForTheReasonOfItsWait(t *testing.T) {
 	}
 }
 
+func TestAPodFailsForTheReasonOfItsWaitThoughItWaitsOnForAListOfInstances(t *testing.T) {
+	h := newHarness(t)
+	h.place = outOfAll
+	h.put(impatient(h.clock.Now().Add(-19 * time.Minute)))
+	h.must("a")
+	h.clock.Step(time.Minute)
+	h.cells.behind, h.cells.unsure = "not listed yet", true
+	if again := h.must("a"); again != staleRetry {
+		t.Errorf("it is looked at after %v", again)
+	}
+	h.cells.behind = ""
+	h.clock.Step(time.Minute)
+	h.must("a")
+	reason, message := h.failedAs("a")
+	if reason != events.NoCapacity || !strings.Contains(message, "nano") || !strings.Contains(message, "20m0s") {
+		t.Errorf("it has failed as %q: %s", reason, message)
+	}
+}
+
 // The next leader counts from the same moment, and finds out itself why the pod waits.
 func TestATakeoverStartsNoWaitAnew(t *testing.T) {
 	h := newHarness(t)

@@ -53,6 +53,7 @@ type waiting struct {
 	until  time.Time
 	short  time.Time // since when there is no capacity for it on its node; zero if there is
 	keys   []string  // what wakes it, as keys of waits.awaited
+	missed missed    // its time
 
 	looks  int       // in a row that found nothing to launch for it, or its volumes not ready
 	untold int       // in a row that found that the cloud is being asked about its disks
@@ -60,6 +61,12 @@ type waiting struct {
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
+}
+
+// missed is why a pod had no running cell when its time was over. It may wait on then, until nothing else can run it.
+type missed struct {
+	most string // what its annotation allowed; "" if its time is not over
+	why  failure
 }
 
 // waits reports why pods have no cell.
