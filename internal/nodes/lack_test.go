@@ -108,7 +108,8 @@ func TestNodesThatAllLackCapacityTurnNobodyAway(t *testing.T) {
 		all, tolerant := pod("b"), pod("b")
 		all.Spec.NodeSelector = nil
 		tolerant.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		for what, p := range map[string]*corev1.Pod{"of zone a": pod("a"), "of any zone": all, "that tolerates all": tolerant, "of no zone": pod("c")} {
+		for what, p := range map[string]*corev1.Pod{"of zone a": pod("a"), "of any zone": all, "that tolerates all": tolerant,
+			"of no zone": pod("c")} {
 			if got := w.nodes.KeptAway(t.Context(), p); got != "" {
 				t.Errorf("a pod %s is kept away: %s", what, got)
 			}

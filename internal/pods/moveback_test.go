@@ -13,7 +13,6 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // movesBack asks to be moved back after an hour.
@@ -100,7 +99,6 @@ func (m *market) looks(name string, during time.Duration) time.Time {
 func TestAPodIsMovedBackToABetterChoiceAfterItsTime(t *testing.T) {
 	m := newMarket(t, nil)
 	m.runs(pod("a", running, ownedBy("ReplicaSet", "web"), movesBack), "second")
-	began := m.clock.Now()
 	if at := m.looks("a", 3*time.Hour); !at.IsZero() {
 		t.Fatalf("without a better choice it was evicted at %s", at)
 	}
@@ -111,7 +109,7 @@ func TestAPodIsMovedBackToABetterChoiceAfterItsTime(t *testing.T) {
 	}
 
 	m.runs(pod("b", running, ownedBy("ReplicaSet", "other"), movesBack), "third")
-	began = m.clock.Now()
+	began := m.clock.Now()
 	if at := m.looks("b", 2*time.Hour); at.Sub(began) < time.Hour || at.Sub(began) > 62*time.Minute {
 		t.Errorf("it was evicted after %s", at.Sub(began))
 	}
@@ -223,7 +221,8 @@ func TestMovesInVainAreTriedAgainLaterAndLater(t *testing.T) {
 			t.Errorf("of %s was said %q", name, m.messages)
 		}
 	}
-	for i, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 8 * time.Hour, 16 * time.Hour, 24 * time.Hour, 24 * time.Hour} {
+	for i, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 8 * time.Hour, 16 * time.Hour, 24 * time.Hour,
+		24 * time.Hour} {
 		if got := waits[i]; got < want-2*time.Minute || got > want+2*time.Minute {
 			t.Errorf("move %d was after %s, want %s", i, got, want)
 		}
@@ -307,7 +306,7 @@ func TestTheRankOfACellIsTold(t *testing.T) {
 	m := newMarket(t, nil)
 	p := pod("a", running, ownedBy("ReplicaSet", "web"), movesBack)
 	m.runs(p, "third")
-	cell, _ := m.cells.ForPod(types.UID(p.UID))
+	cell, _ := m.cells.ForPod(p.UID)
 	is, ranked := m.c.Rank(t.Context(), p, cell)
 	if !ranked || is.Rank != 3 || is.Of != 3 || len(is.WhyNot) != 2 || is.WhyNot[0] == nil || is.WhyNot[1] != nil ||
 		!is.MovesBack.Equal(m.clock.Now().Add(time.Hour)) {

@@ -228,7 +228,8 @@ func TestAPluginBesideThePodMayAskTheAPI(t *testing.T) {
 	}
 	drivers = of(nil, driver(ptr.To(false)))
 	drivers.Beside = map[string]bool{"nfs.csi.k8s.io": true}
-	if _, err := drivers.plugin(t.Context(), "v", "nfs.csi.k8s.io"); err == nil || !strings.Contains(err.Error(), "there is no DaemonSet sys/nfs-node") {
+	if _, err := drivers.plugin(t.Context(), "v", "nfs.csi.k8s.io"); err == nil || !strings.Contains(err.Error(),
+		"there is no DaemonSet sys/nfs-node") {
 		t.Errorf("without its DaemonSet: %v", err)
 	}
 }

@@ -131,11 +131,13 @@ func TestPartsBeyondConformanceArePublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := loadResults(o.published("kip"), "kip")
-	if err != nil || len(got.Runs) != 2 || len(got.Specs) != 2 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" || got.commit("[sig-node] y") != "b" {
+	if err != nil || len(got.Runs) != 2 || len(got.Specs) != 2 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" ||
+		got.commit("[sig-node] y") != "b" {
 		t.Errorf("published %+v, %v", got, err)
 	}
 	page, err := os.ReadFile(filepath.Join(o.root, "docs", "conformance-beyond.md"))
-	if err != nil || !regexp.MustCompile(`(?m)^\| node \| 1 \| 0 \| 1 \| 0 \| 0 \| 0 \|$`).Match(page) || !strings.Contains(string(page), "boom") {
+	if err != nil || !regexp.MustCompile(`(?m)^\| node \| 1 \| 0 \| 1 \| 0 \| 0 \| 0 \|$`).Match(page) || !strings.Contains(string(page),
+		"boom") {
 		t.Errorf("the page is %v\n%s", err, page)
 	}
 	results.Runs[2].Commit += dirty

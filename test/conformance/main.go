@@ -302,7 +302,8 @@ func (o options) record(ctx context.Context, commit string, chosen []string, res
 	all := o.specs()
 	fmt.Printf("%d of these %d passed, in %s; %d of %d so far; results: %s\n", results.passing(chosen), len(chosen),
 		time.Since(began).Truncate(time.Second), results.passing(all), len(all), file)
-	if failed := slices.DeleteFunc(slices.Clone(chosen), func(spec string) bool { return o.fine(spec, results.Specs[spec].Attempt) }); len(failed) > 0 {
+	fine := func(spec string) bool { return o.fine(spec, results.Specs[spec].Attempt) }
+	if failed := slices.DeleteFunc(slices.Clone(chosen), fine); len(failed) > 0 {
 		return fmt.Errorf("%d of %d specs did not pass:\n  %s", len(failed), len(chosen), strings.Join(failed, "\n  "))
 	}
 	return nil

@@ -41,7 +41,8 @@ func TestDaemonSetsBesidePodsOfTwoNodesGoOnWhicheverReplicaLeads(t *testing.T) {
 	s := newSpace(t)
 	c := collect(t)
 	t.Cleanup(func() {
-		if err := world.Admin.CoreV1().Nodes().Delete(context.Background(), secondNode, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := world.Admin.CoreV1().Nodes().Delete(context.Background(), secondNode, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})

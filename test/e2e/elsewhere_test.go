@@ -117,7 +117,8 @@ func TestJobsWhoseNodeHasNoCapacityGoElsewhereOrFailAsTold(t *testing.T) {
 	s.Apply(strings.Replace(beside(name, "pinned", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a, type: virtual-kubelet}\n"),
 		"tolerations: [", "tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}, ", 1))
 	s.Within(servedAgain, "the pod that is pinned to the node is told", func(ctx context.Context) error {
-		said, code, stderr := s.Attempt(ctx, "get", "events", "--field-selector=involvedObject.name=pinned,reason=NoCapacity", "-o=jsonpath={.items[*].message}")
+		said, code, stderr := s.Attempt(ctx, "get", "events", "--field-selector=involvedObject.name=pinned,reason=NoCapacity",
+			"-o=jsonpath={.items[*].message}")
 		if code != 0 || !strings.Contains(said, "node "+a+" takes no new pods for now: the cloud has no capacity now for any of") {
 			return fmt.Errorf("it was told %q, %s", said, stderr)
 		}

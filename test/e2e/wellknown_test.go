@@ -158,7 +158,8 @@ func TestADaemonSetThatCannotRunKeepsNoPodFromRunning(t *testing.T) {
 	s.WaitEvent("web", "DaemonSetLeftOut", "DaemonSet "+s.NS+"/port does not run beside pod "+s.NS+"/web")
 	s.WaitEvent("web", "DaemonSetLeftOut", "host port TCP 9982 is that of pod "+s.NS+"/web there")
 	s.Eventually("the Cell says why", func(context.Context) error {
-		for set, want := range map[string]string{"never": "ready false", "missing": "ImagePull", "huge": "it asks for cpu 900", "port": "host port TCP 9982"} {
+		for set, want := range map[string]string{"never": "ready false", "missing": "ImagePull", "huge": "it asks for cpu 900",
+			"port": "host port TCP 9982"} {
 			pods, err := s.PodsOf(t.Context(), set)
 			if err != nil || len(pods) != 1 {
 				return fmt.Errorf("%s has %d pods: %w", set, len(pods), err)

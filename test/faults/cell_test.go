@@ -432,7 +432,8 @@ type cellAPIs struct{ k *kip }
 func (a cellAPIs) AddCell(id string, info cellapi.CellInfo) cells.API {
 	a.k.w.mu.Lock()
 	defer a.k.w.mu.Unlock()
-	api := &cellAPI{kip: a.k, id: id, node: info.Node, ready: make(chan struct{}), copies: map[types.UID]*knownCopy{}, over: map[types.UID]bool{}}
+	api := &cellAPI{kip: a.k, id: id, node: info.Node, ready: make(chan struct{}), copies: map[types.UID]*knownCopy{},
+		over: map[types.UID]bool{}}
 	a.k.apis[id] = api
 	return api
 }
