@@ -23,8 +23,8 @@ const every = 10 * time.Second
 // ErrNew ends the work of a process that leads.
 var ErrNew = errors.New("other CAs are stored: the work begins anew with those")
 
-// Rotation has the CA of the cells rotated. What is stored is all that there is of it,
-// here and in the records of the cells, so whoever begins to lead goes on from there:
+// Rotation replaces the CA of the cells. All its state is stored, here and in the records of
+// the cells, so a new leader goes on where the last one stopped:
 //
 //   - One CA: all is signed with it.
 //   - Two: the new one signs. Each cell is told to trust both, on the connection that it

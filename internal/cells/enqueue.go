@@ -49,8 +49,8 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	return await("its launch"), nil
 }
 
-// add adds a cell to the queue, or returns why it is not launched now. At the same time the cell becomes its group's, and the probe where
-// one is due. So no other cell becomes that meanwhile.
+// add queues a cell for launch, or returns why it must wait. Under the same lock it hands the cell to its launch group and makes it the
+// probe if one is due, so two cells never become the probe.
 func (s *enqueuing) add(next toLaunch) *delay {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

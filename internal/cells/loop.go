@@ -164,8 +164,8 @@ func (l *loop) leftTo(e *entry, since time.Time, limit time.Duration) time.Durat
 	return e.spared(l.left(since, limit))
 }
 
-// giveToGroupLocked makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu,
-// and has just added the cell to the queue of launches, or resumes a launch of it.
+// giveToGroupLocked hands the cell from its worker to its launch group: the worker does nothing for it until giveBackLocked. The
+// caller holds table.mu, and has just queued the cell for launch or resumes its launch.
 func (e *entry) giveToGroupLocked() { e.launching = true }
 
 // giveBackLocked makes it its worker's again. The caller holds table.mu.

@@ -25,8 +25,8 @@ func (p *pause) extendLocked(now time.Time, random backoff.Random, first, longes
 	p.until, p.probe = now.Add(random.After(p.tries, first, longest)), ""
 }
 
-// isProbedLocked reports whether a probe is on its way, as far as shows says that of the cell. Whatever keeps that one from being launched,
-// and whatever it ends for, another is the probe then. The caller holds table.mu, as that of the other methods.
+// isProbedLocked reports whether other cells are still to wait for the probe. shows reports whether that cell can still show that the
+// fault is mended. If it cannot, another cell becomes the probe. The caller holds table.mu, as that of the other methods.
 func (p *pause) isProbedLocked(t *table, now time.Time, shows func(*entry) bool) bool {
 	e := t.byID[p.probe]
 	return e != nil && now.Before(p.probing) && shows(e)

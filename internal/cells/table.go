@@ -26,8 +26,8 @@ import (
 //     together, and so on. Nobody holds two of them.
 //
 // The store is called under 1 to 3, and observers are told under these. Nobody calls the store, the cloud, an agent or an observer
-// under another lock. Other packages may be asked under any, and lock for themselves. Two of them call back: the guard asks the
-// generation under its own lock, and when a cell was heard under none; the work queue asks for a cell's namespace, which takes no lock.
+// under another lock. Other packages may be asked under any, and lock for themselves. Two of them call back. The guard
+// calls Behind with its own lock held, and Heard with none. The work queue asks for a cell's namespace, which takes no lock.
 //
 // A function that wants a lock held has a name that ends in Locked, and says which lock. What belongs to a cell's worker needs none,
 // since one worker has a cell at a time.

@@ -82,10 +82,9 @@ func Open(ctx context.Context, cfg Config) (*Current, error) {
 	return o, o.take(ctx, f)
 }
 
-// first is the file that counts at first: as it is now, if this process or an earlier Kip has
-// seen it so before. Else it is bad, gone or perhaps being written. Then what counted under
-// the Kip before counts on, which may have been another process, or else what this process
-// found at its start.
+// first returns the file to use at the start: the one on disk, if this process or an earlier
+// Kip has read the same content before. Otherwise that file may be bad, gone or half written:
+// then it is the one that the Kip before used, or else what this process read at its start.
 func (o *Current) first(ctx context.Context, atStart File) (File, error) {
 	var counted string
 	revision, err := o.cfg.Store.Get(ctx, countsKey, &counted)

@@ -46,9 +46,9 @@ type lack struct {
 	again int       // how often in a row it has come back soon
 }
 
-// look notes why nothing of the kind can be launched now, "" if something can, and launched, when a machine of the kind was launched
-// last. It returns whether the shortage counts: from when it is found until it is over, and for longer if it keeps coming back,
-// unless a launch proves that it is over.
+// look updates the shortage and reports whether it counts. why says why nothing of the kind can be launched now, and is "" if something
+// can; launched is when a machine of the kind was launched last. A shortage counts until something can be launched. One that keeps
+// coming back counts for longer, unless a launch succeeds.
 func (l *lack) look(now time.Time, why string, launched time.Time) bool {
 	switch {
 	case why != "":

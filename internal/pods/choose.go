@@ -108,8 +108,8 @@ func (s *choosing) inShortage(ctx context.Context, pod *corev1.Pod, c choice, sh
 	return c, waits
 }
 
-// withoutSets returns what is chosen for a pod without room for the DaemonSets beside it, if what was chosen with it was refused since it
-// is over a budget, and there is something else.
+// withoutSets chooses again without room for DaemonSets, after a budget refused the first choice. It returns false after any other
+// error, and if nothing fits.
 func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, refused error) (alone choice, is bool) {
 	if _, over := errors.AsType[*cells.BudgetError](refused); !over || len(c.leftOut) == len(c.sets) {
 		return c, false
@@ -267,7 +267,7 @@ func typesOf(offerings []offering.Offering) int {
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
-	// sets are the DaemonSets for whose room alone the pod waits, until then at most.
+	// sets are the DaemonSets whose room the pod waits for; at until it starts without them. There are none if the pod itself has no machine.
 	sets  []string
 	until time.Time
 }

@@ -207,8 +207,8 @@ func (s *movingBack) unjudged(pod *corev1.Pod, cell cells.Cell) bool {
 	return !last.at.IsZero() && !last.counted && cell.StepTime(apiv1.StepPlaced).After(last.at)
 }
 
-// noteRank learns from the rank of a cell whether the last eviction of a pod of the same controller was in vain. It returns until when no
-// other is evicted.
+// noteRank checks whether the last eviction of a pod of the same controller brought a better cell. If not, it reports that by an Event
+// and delays the next eviction. It returns when the next one is allowed.
 func (s *movingBack) noteRank(pod *corev1.Pod, cell cells.Cell, is placement.Standing, every time.Duration) (until time.Time) {
 	if !s.unjudged(pod, cell) {
 		return s.last(pod).until
