@@ -171,17 +171,6 @@ func TestACellTellsKipOnceThatItIsTakenBackOrLikelyTo(t *testing.T) {
 	}
 }
 
-func TestAKipThatKnowsNoNoticesIsToldOnce(t *testing.T) {
-	w := newInstanceWorld(t, asSpot...)
-	w.kip.set(http.StatusForbidden)
-	w.control("interrupt", cloudmodel.Interruption{Instance: w.model.Machines().Truth()[0].ID, Notice: 2 * time.Minute})
-	w.until("Kip was told", func() bool { kinds, _ := w.kip.kinds(); return len(kinds) > 0 })
-	w.rounds(3)
-	if kinds, _ := w.kip.kinds(); len(kinds) != 1 {
-		t.Errorf("told %v", kinds)
-	}
-}
-
 func TestAnOnDemandInstanceIsAskedNothingMore(t *testing.T) {
 	w := newInstanceWorld(t)
 	<-w.ended
