@@ -154,8 +154,9 @@ func Accelerate(accelerator string) []string {
 	if accelerator == KVM {
 		return []string{"-accel", "kvm", "-cpu", "host"}
 	}
-	// The emulation of CMPXCHG16B in QEMU 7.2 damages flags, of which the kernel dies.
-	return []string{"-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57"}
+	// The emulation of CMPXCHG16B in QEMU 7.2 damages flags, of which the kernel dies. With a thread for each processor a kernel that
+	// patches its own code dies now and then too, of "Oops: int3" (ClangBuiltLinux/boot-utils#111; mended in QEMU 8.1).
+	return []string{"-accel", "tcg,thread=single", "-cpu", "max,-cx16,-la57"}
 }
 
 // boot is how the machine finds what it runs.

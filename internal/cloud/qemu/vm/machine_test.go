@@ -41,7 +41,7 @@ func TestArgumentsSayWhatTheMachineIs(t *testing.T) {
 	m.Hugepages, m.Sandbox, m.Paused = true, true, false
 	text = strings.Join(m.Args(), " ")
 	for _, want := range []string{
-		"-accel tcg,thread=multi", "readonly=on,file=" + FirmwareCode, "format=raw,file=vars", "-serial stdio", "wait=off,path=mon ",
+		"-accel tcg,thread=single", "readonly=on,file=" + FirmwareCode, "format=raw,file=vars", "-serial stdio", "wait=off,path=mon ",
 		"q35,usb=off,vmport=off,memory-backend=memory", "memory-backend-memfd,id=memory,hugetlb=on,prealloc=on,size=3221225472",
 		"-sandbox on,",
 	} {
