@@ -96,9 +96,7 @@ func (s *resolving) image(ctx context.Context, cell Cell) (string, error) {
 	if !s.asks() {
 		return "", nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	resolved, err := s.calls.Optional().Resolver.Resolve(ctx, s.launchCalls.launchSpec(cell, s.launchCalls.recipe.nameTag))
+	resolved, err := s.ask(ctx, cell)
 	if err != nil {
 		return "", fmt.Errorf("look up the image that cells like %s boot now: %w", cell.ID, err)
 	}

@@ -19,10 +19,7 @@ func (s *resolving) asks() bool { return s.calls.Optional().Resolver != nil }
 // resolve has the cloud resolve what a group is launched with. Nothing is stored before, so that a Kip that dies here
 // leaves cells that are to be launched.
 func (s *resolving) resolve(ctx context.Context, group []*entry) (*cloud.Resolved, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	spec := s.launchCalls.launchSpec(*group[0].cell(), s.launchCalls.recipe.nameTag)
-	resolved, err := s.calls.Optional().Resolver.Resolve(ctx, spec)
+	resolved, err := s.ask(ctx, *group[0].cell())
 	if err != nil {
 		return nil, err
 	}
@@ -30,4 +27,11 @@ func (s *resolving) resolve(ctx context.Context, group []*entry) (*cloud.Resolve
 		e.resolving = attempts{}
 	}
 	return &resolved, nil
+}
+
+// ask has the cloud resolve what a cell is launched with. The caller knows that it asks.
+func (s *resolving) ask(ctx context.Context, cell Cell) (cloud.Resolved, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return s.calls.Optional().Resolver.Resolve(ctx, s.launchCalls.launchSpec(cell, s.launchCalls.recipe.nameTag))
 }
