@@ -250,3 +250,16 @@ func TestEvictedPodsThatNeverGoStopNoEvictionsOfOthers(t *testing.T) {
 		}
 	}
 }
+
+func TestOfAsManyControllersAsAreKnownTheOldestIsForgotten(t *testing.T) {
+	known, began := map[route]time.Time{}, time.Unix(0, 0)
+	of := func(i int) route { return route{node: fmt.Sprint(i)} }
+	for i := range mostPaced + 1 {
+		makeRoom(known, of(i), func(at time.Time) time.Time { return at })
+		known[of(i)] = began.Add(time.Duration(i))
+	}
+	makeRoom(known, of(mostPaced), func(at time.Time) time.Time { return at }) // it is known
+	if _, has := known[of(0)]; has || len(known) != mostPaced {
+		t.Errorf("%d are known, and the oldest: %t", len(known), has)
+	}
+}

@@ -3,6 +3,8 @@ package pods
 import (
 	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -162,17 +164,16 @@ func (s *disrupting) end(pod *corev1.Pod, owner route, evicted bool) {
 		return
 	}
 	s.last = s.clock.Now()
+	makeRoom(s.ofOwner, owner, func(at time.Time) time.Time { return at })
 	s.ofOwner[owner] = s.last
-	if len(s.ofOwner) <= mostPaced {
+}
+
+// makeRoom forgets what is oldest, by at, of what is known of controllers, if that is of mostPaced and there is nothing of this one.
+func makeRoom[T any](known map[route]T, owner route, at func(T) time.Time) {
+	if _, has := known[owner]; has || len(known) < mostPaced {
 		return
 	}
-	oldest := owner
-	for other, at := range s.ofOwner {
-		if at.Before(s.ofOwner[oldest]) {
-			oldest = other
-		}
-	}
-	delete(s.ofOwner, oldest)
+	delete(known, slices.MinFunc(slices.Collect(maps.Keys(known)), func(a, b route) int { return at(known[a]).Compare(at(known[b])) }))
 }
 
 // whyUndisrupted returns why a pod that could stay is not evicted at all; "" if it may be.

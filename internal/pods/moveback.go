@@ -175,15 +175,7 @@ func (s *movingBack) noteTry(pod *corev1.Pod, from int, evicted bool) {
 func (s *movingBack) at(owner route) *move {
 	owner.node = ""
 	if s.ofOwner[owner] == nil {
-		if len(s.ofOwner) >= mostPaced {
-			oldest := owner
-			for other, m := range s.ofOwner {
-				if s.ofOwner[oldest] == nil || m.at.Before(s.ofOwner[oldest].at) {
-					oldest = other
-				}
-			}
-			delete(s.ofOwner, oldest)
-		}
+		makeRoom(s.ofOwner, owner, func(m *move) time.Time { return m.at })
 		s.ofOwner[owner] = &move{}
 	}
 	return s.ofOwner[owner]
