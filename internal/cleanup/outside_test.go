@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -73,8 +74,8 @@ func (a *account) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	a.mu.Unlock()
-	answer := httptest.NewRecorder()
 	if fails {
+		answer := httptest.NewRecorder()
 		answer.WriteHeader(http.StatusInternalServerError)
 		_, _ = answer.WriteString("<Response><Errors><Error><Code>InternalError</Code><Message>of a zone</Message></Error></Errors></Response>")
 		return answer.Result(), nil
@@ -82,7 +83,10 @@ func (a *account) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent := r.Clone(r.Context())
 	body = []byte(form.Encode())
 	sent.Body, sent.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	a.model.ServeHTTP(answer, sent)
+	answer, err := cloudmodel.Answer(a.model, sent)
+	if err != nil {
+		return nil, err
+	}
 	return answer.Result(), nil
 }
 

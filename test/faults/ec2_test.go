@@ -172,8 +172,7 @@ func (t wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	w.happened("EC2 " + action)
 	got := r.Clone(r.Context())
 	got.Body = io.NopCloser(bytes.NewReader(body))
-	answer := httptest.NewRecorder()
-	err = w.answers(answer, got)
+	answer, err := cloudmodel.Answer(w.model, got)
 	if w.heard != nil {
 		w.heard(action, codeOf(answer), err == nil)
 	}
@@ -198,19 +197,6 @@ func codeOf(answer *httptest.ResponseRecorder) string {
 		return string(code[1])
 	}
 	return answer.Result().Status
-}
-
-// answers lets the model answer; an answer that is lost is an error.
-func (w *world) answers(answer http.ResponseWriter, r *http.Request) (err error) {
-	defer func() {
-		if p := recover(); p == http.ErrAbortHandler {
-			err = io.ErrUnexpectedEOF
-		} else if p != nil {
-			panic(p)
-		}
-	}()
-	w.model.ServeHTTP(answer, r)
-	return nil
 }
 
 // spotLooks is how often EC2's driver looks for what is taken back in a story that has some: often

@@ -242,6 +242,13 @@ func newNet3(t testing.TB) *net3 {
 				return err
 			}
 		}
+		// The kernel gives a neighbour up after three seconds, before the link of a busy machine is up.
+		for _, family := range []string{"ipv4", "ipv6"} {
+			of := "net." + family + ".neigh." + name
+			if err := sysctls(of+".mcast_solicit=60", of+".ucast_solicit=60"); err != nil {
+				return err
+			}
+		}
 		return netlink.LinkSetUp(l)
 	}
 	route := func(device, dst, via string) error {
