@@ -17,6 +17,11 @@ var configurations = admissionregistrationv1.SchemeGroupVersion.WithResource("mu
 
 var errNotInstalled = errors.New("there is no such MutatingWebhookConfiguration")
 
+// errUnasked says what of the profiles has no effect, since no webhook asks about it.
+type errUnasked string
+
+func (e errUnasked) Error() string { return string(e) }
+
 // clientConfigs are how the webhooks of a configuration are called.
 func clientConfigs(configuration *unstructured.Unstructured) ([]map[string]any, error) {
 	hooks, _, err := unstructured.NestedSlice(configuration.Object, "webhooks")
@@ -79,9 +84,9 @@ func (ps Profiles) unasked(configuration *unstructured.Unstructured) error {
 	const want = ": want the webhooks that the chart makes of config.admission.profiles"
 	switch {
 	case !asks(profiledPath):
-		return errors.New("admission.profiles have no effect: no webhook of the MutatingWebhookConfiguration has the path " + profiledPath + want)
+		return errUnasked("admission.profiles have no effect: no webhook of the MutatingWebhookConfiguration has the path " + profiledPath + want)
 	case ps.cost() && !asks(bindingsPath):
-		return errors.New("podDeletionCost of admission.profiles has no effect: no webhook of the MutatingWebhookConfiguration has the path " +
+		return errUnasked("podDeletionCost of admission.profiles has no effect: no webhook of the MutatingWebhookConfiguration has the path " +
 			bindingsPath + want)
 	}
 	return nil

@@ -61,8 +61,10 @@ type Config struct {
 	Machines Machines
 	// Profiles choose pods that do not select Kip's nodes.
 	Profiles Profiles
-	Clock    clock.Clock
-	Log      *slog.Logger
+	// Unasked is called, if there are profiles, with why the API server does not ask about their pods. It may be nil.
+	Unasked func(why string)
+	Clock   clock.Clock
+	Log     *slog.Logger
 }
 
 // Node is a virtual node, and who acts as it.
@@ -117,15 +119,7 @@ func (w *Webhook) Run(ctx context.Context) error {
 			said, failed, pause = "", 0, lookEvery
 		case err.Error() != said:
 			said = err.Error()
-			switch {
-			case errors.Is(err, errNotInstalled) && len(w.cfg.Profiles.List) > 0:
-				w.cfg.Log.Warn("admission.profiles have no effect, since nobody asks Kip about pods: want the MutatingWebhookConfiguration of "+
-					"the chart (webhook.enabled)", "configuration", w.cfg.Name)
-			case errors.Is(err, errNotInstalled):
-				w.cfg.Log.Info("pods are made as they are: nobody asks Kip about them", "configuration", w.cfg.Name)
-			default:
-				w.cfg.Log.Warn("what pods are made with may not be right", "err", err)
-			}
+			w.report(err)
 		}
 		timer := w.cfg.Clock.NewTimer(pause)
 		select {
@@ -138,6 +132,26 @@ func (w *Webhook) Run(ctx context.Context) error {
 			return fmt.Errorf("answer the API server: %w", err)
 		case <-timer.C():
 		}
+	}
+}
+
+// report logs what is not right, and calls Unasked if that keeps profiles from their pods.
+func (w *Webhook) report(err error) {
+	var ignored errUnasked
+	if errors.Is(err, errNotInstalled) && len(w.cfg.Profiles.List) > 0 {
+		ignored = errUnasked("admission.profiles have no effect: the API server asks Kip about no pods, since there is no " +
+			"MutatingWebhookConfiguration " + w.cfg.Name + ", which the chart makes with webhook.enabled")
+	}
+	switch {
+	case ignored != "" || errors.As(err, &ignored):
+		w.cfg.Log.Warn("the API server does not ask about the pods of profiles", "err", err)
+		if w.cfg.Unasked != nil {
+			w.cfg.Unasked(ignored.Error())
+		}
+	case errors.Is(err, errNotInstalled):
+		w.cfg.Log.Info("pods are made as they are: nobody asks Kip about them", "configuration", w.cfg.Name)
+	default:
+		w.cfg.Log.Warn("what pods are made with may not be right", "err", err)
 	}
 }
 

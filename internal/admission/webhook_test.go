@@ -385,6 +385,42 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 	}
 }
 
+// Who configures profiles hears once that nobody asks about their pods; who has none hears nothing.
+func TestUnaskedIsCalledWhereThereAreProfilesAndNoConfiguration(t *testing.T) {
+	for name, profiles := range map[string]Profiles{"profiles": profilesOf(Profile{Name: "p"}), "none": {}} {
+		clock, looks, heard := clocktesting.NewFakeClock(time.Now()), make(chan struct{}, 100), make(chan string, 100)
+		api := fake.NewSimpleDynamicClient(scheme.Scheme)
+		api.PrependReactor("get", "mutatingwebhookconfigurations", func(ktesting.Action) (bool, runtime.Object, error) {
+			looks <- struct{}{}
+			return false, nil, nil
+		})
+		w := New(Config{Name: "kip-0", Own: api, Profiles: profiles, Unasked: func(why string) { heard <- why }, Clock: clock,
+			Log: slog.New(slog.DiscardHandler)})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		for range 3 {
+			<-looks
+			for len(looks) == 0 {
+				clock.Step(lookEvery)
+				time.Sleep(time.Millisecond)
+			}
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		close(heard)
+		var all []string
+		for why := range heard {
+			all = append(all, why)
+		}
+		if profiled := name == "profiles"; len(all) != 0 != profiled || profiled && (len(all) != 1 || !strings.Contains(all[0], "kip-0, which the chart makes")) {
+			t.Errorf("%s: heard %q", name, all)
+		}
+	}
+}
+
 // Profiles without the webhooks that they need have no effect, and somebody has to hear of it.
 func TestProfilesThatNobodyAsksAboutAreReported(t *testing.T) {
 	hook := func(path string) admissionregistrationv1.MutatingWebhook {

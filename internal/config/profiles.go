@@ -59,7 +59,7 @@ type Profile struct {
 	MinCPU            resource.Quantity `key:"minCPU" default:"0" doc:"The least CPU that the pods request."`
 	MinMemory         resource.Quantity `key:"minMemory" default:"0" doc:"The least memory that the pods request."`
 	Mode              string            `key:"mode" doc:"only: the pods run on Kip's nodes. burst: on ordinary nodes, and on Kip's when these are full. never: on ordinary nodes. Without a mode the profile chooses only pods that select Kip's nodes by themselves, and they get its annotations."`
-	Annotations       map[string]string `key:"annotations" doc:"Annotations that the pods get unless they have them: those of docs/annotations.md. The pods' namespaces need the same grants as for annotations of the pods' own."`
+	Annotations       map[string]string `key:"annotations" doc:"Annotations that the pods get unless they have them: those of docs/annotations.md, and karpenter.sh/do-not-disrupt and cluster-autoscaler.kubernetes.io/safe-to-evict. The pods' namespaces need the same grants as for annotations of the pods' own."`
 	PodDeletionCost   *int              `key:"podDeletionCost" doc:"The annotation controller.kubernetes.io/pod-deletion-cost of the pods on Kip's nodes, unless they have one: a ReplicaSet that scales in deletes pods with a lower one first. 0: none. Default: -1 with mode burst, else 0."`
 }
 
@@ -193,6 +193,10 @@ func (d *decoder) selector(key string, s LabelSelector) {
 	}
 }
 
+// ofAutoscalers are the annotations by which a pod asks Karpenter and Cluster Autoscaler to leave its node alone, which profiles may
+// set, too: pods that may burst would otherwise be moved from an ordinary node to Kip's.
+var ofAutoscalers = []string{"karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"}
+
 // whereAndHow checks what a profile says of the pods that it chooses.
 func (d *decoder) whereAndHow(key string, p Profile) {
 	d.check(p.Mode == "" || slices.Contains(profileModes, p.Mode), key+".mode", p.Mode, "only, burst or never")
@@ -208,8 +212,12 @@ func (d *decoder) whereAndHow(key string, p Profile) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Annotations)) {
 		at := join(key+".annotations", name)
-		if !strings.HasPrefix(name, placement.Prefix) {
-			d.bad(at, "is none of Kip's annotations: want one of docs/annotations.md, which begin with %s", placement.Prefix)
+		switch own := strings.HasPrefix(name, placement.Prefix); {
+		case !own && !slices.Contains(ofAutoscalers, name):
+			d.bad(at, "is none of Kip's annotations: want one of docs/annotations.md, which begin with %s, or %s", placement.Prefix,
+				strings.Join(ofAutoscalers, " or "))
+		case !own:
+			d.check(slices.Contains([]string{"true", "false"}, p.Annotations[name]), at, p.Annotations[name], "true or false")
 		}
 		if name == placement.AnnotationProfile {
 			d.bad(at, "Kip writes this one itself: want another, or none")

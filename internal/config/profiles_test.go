@@ -94,6 +94,9 @@ func TestProfilesThatCannotBeAreRefused(t *testing.T) {
 			"[0].annotations.pod.elotl.co/profile: Kip writes this one itself",
 			`[0].annotations.pod.elotl.co/volume-size: annotation pod.elotl.co/volume-size: "much" is not valid: want a quantity`,
 			"[0].annotations.team: is none of Kip's annotations"}},
+		"an autoscaler's annotation": {"- {name: a, mode: burst, annotations: {cluster-autoscaler.kubernetes.io/safe-to-evict: 'no', " +
+			"karpenter.sh/do-not-disrupt: 'true'}}", []string{
+			`[0].annotations.cluster-autoscaler.kubernetes.io/safe-to-evict: "no" is not valid: want true or false`}},
 		"annotations that contradict each other": {"- {name: a, mode: only, annotations: {pod.elotl.co/instance-profile: x, " +
 			"pod.elotl.co/allow-metadata: 'false'}}", []string{"[0].annotations.pod.elotl.co/instance-profile: annotation"}},
 		"what never needs": {"- {name: a, mode: never, podDeletionCost: -1, annotations: {pod.elotl.co/launch-type: spot}}", []string{

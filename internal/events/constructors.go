@@ -660,6 +660,11 @@ func NewNodeHeldByAnother(why string) Event {
 	return warn(NodeHeldByAnother, "This Kip waits: %s", why)
 }
 
+// NewProfilesIgnored is about the node, when the API server does not ask Kip about the pods of profiles.
+func NewProfilesIgnored(why string) Event {
+	return warn(profilesIgnored, "Pods are made without their profiles: %s", why)
+}
+
 // NothingSold is why a node takes no pods whose instance types the cloud has sold once.
 const NothingSold = "the cloud no longer offers anything that the node has"
 

@@ -73,6 +73,7 @@ const (
 	nodeHasCapacity       = "NodeHasCapacity"
 	nodeOutOfCapacity     = "NodeOutOfCapacity"
 	paused                = "Paused"
+	profilesIgnored       = "ProfilesIgnored"
 	routeFailed           = "RouteFailed"
 	standbyCellTaken      = "StandbyCellTaken"
 	unservablePodCameBack = "UnservablePodCameBack"

@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/nodes"
@@ -39,6 +40,8 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 	if err != nil {
 		return err
 	}
+	recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
+	defer stop()
 	return admission.New(admission.Config{
 		Name: k.NodeName,
 		Own:  k.api.ownDynamic,
@@ -56,8 +59,12 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		},
 		Machines: (&machines{process: k, own: own}).Of,
 		Profiles: profiles,
-		Clock:    k.clock,
-		Log:      k.Log,
+		Unasked: func(why string) {
+			e := events.NewProfilesIgnored(why)
+			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
+		},
+		Clock: k.clock,
+		Log:   k.Log,
 	}).Run(ctx)
 }
 

@@ -153,7 +153,12 @@ func Run(ctx context.Context, o Options) error {
 		return errors.Join(err, st.Close())
 	}
 	if len(cfg.Admission.Profiles) > 0 && o.WebhookPort == 0 {
-		o.Log.Warn("admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods")
+		const why = "admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods"
+		o.Log.Warn(why)
+		recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
+		defer stop()
+		e := events.NewProfilesIgnored(why)
+		recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
 	}
 	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
 	err = runParts(ctx, k.parts())

@@ -202,7 +202,7 @@ imagePullSecrets: [{name: pull}]
 	}
 	for name, why := range map[string]struct{ reason, event, text string }{
 		"nothing": {"ErrImagePull", "Failed", "authorization failed"},
-		"strange": {"ErrImagePull", "Failed", "pull"},
+		"strange": {"ErrImagePull", "Failed", "certificate signed by unknown authority"},
 		"never":   {"ErrImageNeverPull", "ErrImageNeverPull", "not present"},
 	} {
 		s.WaitPod(name, "waits for its image", func(p *corev1.Pod) bool {
