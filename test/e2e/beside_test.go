@@ -53,6 +53,8 @@ type zoned struct {
 	failed   cloud.Scope
 	lasts    time.Duration
 	launched map[string]string // pods, by UID: instance type, zone and market
+
+	kipSocket string // of the Kip that launches there
 }
 
 // fail lets launches in a zone, or of a capacity type, be refused; the empty scope ends that. What
@@ -128,8 +130,8 @@ func kipBeside(t *testing.T, name, addresses string, sold []catalog.InstanceType
 			t.Error(err)
 		}
 	})
-	c := &zoned{Cloud: machines, launched: map[string]string{}}
 	dir := shortDir(t)
+	c := &zoned{Cloud: machines, launched: map[string]string{}, kipSocket: filepath.Join(dir, "kip", "kip.sock")}
 	socket := filepath.Join(dir, "cloud.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {

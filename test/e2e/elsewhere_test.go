@@ -140,7 +140,11 @@ func TestAPodMovesBackToSpotWhenThereIsSomeAgain(t *testing.T) {
 		return strings.Replace(manifest, "metadata: {labels: {", "metadata: {annotations: {"+back+"}, labels: {", 1)
 	}
 	here := "  nodeSelector: {KIP}\n"
-	s.Apply(with(inDeployment(beside(name, "moves", here))) + "---\n" + with(inDeployment(beside(name, "kept", here))) + "---\n" +
+	// Of a node of several launch types, and of a list that is the pod's own.
+	const list = `pod.elotl.co/instance-requirements: '[{"launchType": "spot", "matchExpressions": [{"key": "node.kubernetes.io/instance-type",
+      "operator": "In", "values": ["nano"]}]}, {"launchType": "on-demand"}]'`
+	s.Apply(strings.Replace(with(inDeployment(beside(name, "listed", here))), back, back+", "+list, 1) + "---\n" +
+		with(inDeployment(beside(name, "moves", here))) + "---\n" + with(inDeployment(beside(name, "kept", here))) + "---\n" +
 		inJob(beside(name, "works", here), back, "") + `---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -148,16 +152,21 @@ metadata: {name: kept}
 spec: {minAvailable: 1, selector: {matchLabels: {app: kept}}}
 `)
 	was := map[string]*corev1.Pod{}
-	for _, app := range []string{"moves", "kept", "works"} {
+	for _, app := range []string{"moves", "listed", "kept", "works"} {
 		was[app] = s.besidePodOf(app, "")
 		if got := machines.of(was[app]); got != "nano in a" {
 			t.Fatalf("of %s a machine %q was launched", app, got)
 		}
 	}
+	if out := s.tells(machines.kipSocket, "why", was["listed"].Name); !strings.Contains(out, "this is rank 2 of 2") ||
+		!strings.Contains(out, "rank 1: no capacity now as spot") {
+		t.Errorf("kipctl why says\n%s", out)
+	}
 	machines.fail(cloud.Scope{}, 0)
-	moved := s.besidePodOf("moves", was["moves"].UID)
-	if got := machines.of(moved); got != "nano in a as spot" {
-		t.Errorf("the pod moved to a machine %q", got)
+	for _, app := range []string{"moves", "listed"} {
+		if got := machines.of(s.besidePodOf(app, was[app].UID)); got != "nano in a as spot" {
+			t.Errorf("the pod of %s moved to a machine %q", app, got)
+		}
 	}
 	told := func(pod, reason, words string) {
 		t.Helper()
@@ -171,6 +180,7 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: kept}}}
 		})
 	}
 	told(was["moves"].Name, "Evicted", "nano in a, choice 2 of 2: the cloud has capacity for a better one")
+	told(was["listed"].Name, "Evicted", "choice 2 of 2: the cloud has capacity for a better one")
 	told(was["kept"].Name, "EvictionBlocked", "choice 2 of 2")
 	told(was["works"].Name, "MoveBackStays", "it is a Job's")
 	for _, app := range []string{"kept", "works"} {
@@ -178,6 +188,6 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: kept}}}
 			t.Errorf("the pod of %s is %+v, %v", app, p, err)
 		}
 	}
-	s.Kubectl("delete", "deployment", "moves", "kept")
+	s.Kubectl("delete", "deployment", "moves", "listed", "kept")
 	s.Kubectl("delete", "job", "works")
 }

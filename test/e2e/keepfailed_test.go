@@ -4,10 +4,7 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +40,6 @@ func TestTheCellOfAFailedPodIsKeptForALook(t *testing.T) {
 	if log := s.Kubectl("logs", "a"); log != "it failed\n" {
 		t.Errorf("the log is %q", log)
 	}
-	m := s.Machine(cell)
 	if err := world.Admin.CoreV1().Pods(s.NS).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -55,29 +51,13 @@ func TestTheCellOfAFailedPodIsKeptForALook(t *testing.T) {
 		}
 		return nil
 	})
-	if err := holds(m.Path("/var/lib/containerd"), "evidence"); err != nil {
-		t.Errorf("the file system of the container: %v", err)
-	}
-	if err := holds(m.Path("/var/log/pods"), "0.log"); err != nil {
-		t.Errorf("its log: %v", err)
+	out, errs, err := s.kipctl(world.Socket, "exec", cell.Name, "--", "sh", "-c",
+		"cat $(find /var/lib/containerd -name evidence) $(find /var/log/pods -name 0.log)")
+	if err != nil || !strings.HasPrefix(out, "trace\n") || !strings.Contains(out, "it failed") {
+		t.Errorf("a look inside: %q %s (%v): want what the container wrote, and its log", out, errs, err)
 	}
 	s.Eventually("its cell is gone", s.NoCellOf("a"))
 	if took := time.Since(failed); took < keep-5*time.Second { // Kip saw it before this test did
 		t.Errorf("the cell was gone after %s, and was to stay for %s", took, keep)
 	}
-}
-
-// holds returns an error if there is no file of a name below a folder.
-func holds(folder, name string) error {
-	found := errors.New("found")
-	err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
-		if err == nil && filepath.Base(path) == name {
-			return found
-		}
-		return nil // what goes while it is read
-	})
-	if errors.Is(err, found) {
-		return nil
-	}
-	return fmt.Errorf("no %s in %s: %w", name, folder, errors.Join(err, fs.ErrNotExist))
 }
