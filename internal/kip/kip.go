@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cloudinitfile"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/version"
