@@ -342,7 +342,7 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 		e := newEntry(Cell{ID: "none"}, 0)
 		failed, did := errors.New("failed"), 0
 		do := func(context.Context) error { did++; return failed }
-		run := func(what string) (progress, error) { return b.cells.loop.async(t.Context(), e, what, do) }
+		run := func(what string) (progress, error) { return b.cells.core.loop.async(t.Context(), e, what, do) }
 		if got, err := run("a"); err != nil || got.state != isUnderWay {
 			t.Errorf("it begins with %v", err)
 		}
@@ -365,7 +365,7 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 			t.Errorf("it was done %d times, and ended with %v", did, err)
 		}
 		hung := make(chan error, 1)
-		_, _ = b.cells.loop.async(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
+		_, _ = b.cells.core.loop.async(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
 		b.later(time.Second)
 		e.async.drop("a")
 		if err := <-hung; !errors.Is(err, context.Canceled) {

@@ -155,12 +155,12 @@ func TestAMachineThatJoinsTooLateIsRefused(t *testing.T) {
 		b.later(time.Second)
 		id := b.hour("a").ID
 		b.later(5 * time.Second)
-		b.cells.table.mu.Lock()
-		e := b.cells.table.byID[id]
-		b.cells.table.mu.Unlock()
+		b.cells.core.table.mu.Lock()
+		e := b.cells.core.table.byID[id]
+		b.cells.core.table.mu.Unlock()
 		b.stop() // as if its worker were held up
 		b.later(time.Hour)
-		if err := b.cells.tokens.spend(context.Background(), e, "key"); err == nil || e.cell().KeyHash != "" {
+		if err := b.cells.links.connections.dialling.tokens.spend(context.Background(), e, "key"); err == nil || e.cell().KeyHash != "" {
 			t.Errorf("the token is spent on %q after the boot timeout: %v", e.cell().KeyHash, err)
 		}
 		b.run()
@@ -480,8 +480,8 @@ func TestThePartsOfABatchGoWithTheirInstances(t *testing.T) {
 			part("the owner's own", "", ""),
 		}
 		now := time.Now()
-		left, _ := b.cells.sweeping.find(now, list, nil)
-		_, due := b.cells.sweeping.find(now.Add(orphanAge), list, left)
+		left, _ := b.cells.upkeep.sweeping.find(now, list, nil)
+		_, due := b.cells.upkeep.sweeping.find(now.Add(orphanAge), list, left)
 		var ids []string
 		for _, p := range due {
 			ids = append(ids, p.ID)

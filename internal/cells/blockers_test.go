@@ -94,9 +94,9 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 				if n := b.launched(); n != refusedAgents+1 || b.phase("own") == apiv1.Requested {
 					t.Errorf("%d launches with one of another image, which is %q", n, b.phase("own"))
 				}
-				b.cells.table.mu.Lock()
-				kept := len(b.cells.blockers.byKind)
-				b.cells.table.mu.Unlock()
+				b.cells.core.table.mu.Lock()
+				kept := len(b.cells.shared.blockers.byKind)
+				b.cells.core.table.mu.Unlock()
 				if want := map[bool]int{true: 2, false: 1}[tc.boots < time.Minute]; kept != want {
 					t.Errorf("what is known of %d images is kept, want of %d", kept, want)
 				}
@@ -109,9 +109,9 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 					t.Errorf("%d launches in an hour, want one for each pause", n)
 				}
 				// Nobody has asked for the other image since.
-				b.cells.table.mu.Lock()
-				kept = len(b.cells.blockers.byKind)
-				b.cells.table.mu.Unlock()
+				b.cells.core.table.mu.Lock()
+				kept = len(b.cells.shared.blockers.byKind)
+				b.cells.core.table.mu.Unlock()
 				if kept != 1 {
 					t.Errorf("after an hour what is known of %d images is kept, want of 1", kept)
 				}
@@ -164,10 +164,10 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		b.links.agents = (&goers{}).serve
 		b.later(time.Second)
 		var kept []Cell
-		b.cells.table.mu.Lock()
-		u := b.cells.blockers.ofKindLocked(agentKind(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
+		b.cells.core.table.mu.Lock()
+		u := b.cells.shared.blockers.ofKindLocked(agentKind(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
-		b.cells.table.mu.Unlock()
+		b.cells.core.table.mu.Unlock()
 		b.loseRights()
 		for n := range 20 {
 			cell, err := b.cells.Request(t.Context(), nano(fmt.Sprint("kept", n)))

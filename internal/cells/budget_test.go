@@ -291,11 +291,11 @@ func (l *looked) Now() time.Time {
 func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 	now := &looked{}
 	c := New(Config{Clock: now, Budgets: []Budget{{Namespace: "ns", PerHour: 2 * float64(cells), PerMonth: 1000 * float64(cells)}}})
-	t.Cleanup(c.loop.queue.ShutDown)
+	t.Cleanup(c.core.loop.queue.ShutDown)
 	for n := range cells {
 		pod := ref(fmt.Sprint(n))
 		pod.UID = types.UID(fmt.Sprint("uid-", n))
-		c.table.reserveLocked(newEntry(Cell{
+		c.core.table.reserveLocked(newEntry(Cell{
 			ID:        fmt.Sprint("cell-", n),
 			Pod:       pod,
 			Offerings: []Offering{costing("nano", 1)},
@@ -312,7 +312,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offerings, over := c.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil)
+	offerings, over := c.shared.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil)
 	if over != nil || len(offerings) != len(r.Offerings) {
 		t.Fatalf("of %d offerings %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
@@ -320,7 +320,8 @@ func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
-	if left, err := c.budgets.reserveNext(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings); err != nil || len(left) != len(r.Offerings) {
+	left, err := c.shared.budgets.reserveNext(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings)
+	if err != nil || len(left) != len(r.Offerings) {
 		t.Fatalf("%d offerings are left, %v", len(left), err)
 	}
 	if n := now.times - was; n != 1 {
@@ -332,7 +333,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
+		if _, over := c.shared.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
 			b.Fatal(over)
 		}
 	}

@@ -35,8 +35,6 @@ type Config struct {
 	ControllerID string
 	// TermBegan is when this process began its term, by Clock. Optional: when it loads the records.
 	TermBegan time.Time
-	// Observers are told what becomes of cells, in this order. Optional: what is made of a Controller observes it, too.
-	Observers []Observer
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
 	// Calls are those to the cloud. Guard guards them.

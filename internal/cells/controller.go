@@ -15,40 +15,34 @@ const workers = 64
 // Controller moves every cell through its life. One worker handles a cell at a
 // time; while it is being launched, its group does.
 type Controller struct {
-	ready chan struct{}
-	core
-	shared
-	upkeep
-	links
-	connecting
-	outfit
-	endSteps
-	standbySteps
-	machines
-	launchSteps
-	requestSteps
-	oversight
-	lists
+	ready     chan struct{}
+	core      core
+	shared    shared
+	upkeep    upkeep
+	links     links
+	ends      endSteps
+	machines  machines
+	launches  launchSteps
+	oversight oversight
 }
 
-// New returns a controller; Run starts it. Each group of parts is made of those before it.
+// New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
 	core := newCore(cfg)
 	shared := newShared(cfg, core)
-	upkeep := newUpkeep(cfg, core, shared)
+	upkeep := newUpkeep(cfg, core)
 	links := newLinks(cfg, core, shared)
-	connecting := newConnecting(cfg, core, shared, links)
-	outfit := newOutfit(cfg, core, shared, connecting)
-	endSteps := newEndSteps(cfg, core, shared, connecting, outfit)
-	standbySteps := newStandbySteps(cfg, core, shared, connecting)
-	machines := newMachines(cfg, core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps)
-	launchSteps := newLaunchSteps(cfg, core, shared, upkeep)
-	requestSteps := newRequestSteps(cfg, core, shared, upkeep, endSteps)
-	oversight := newOversight(cfg, core, shared, links, endSteps)
-	lists := newLists(cfg, core, shared, upkeep, endSteps, oversight)
+	ends := newEndSteps(cfg, core, shared, links)
 	return &Controller{
-		make(chan struct{}), core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps, machines,
-		launchSteps, requestSteps, oversight, lists,
+		ready:     make(chan struct{}),
+		core:      core,
+		shared:    shared,
+		upkeep:    upkeep,
+		links:     links,
+		ends:      ends,
+		machines:  newMachines(cfg, core, shared, upkeep.consoles, links, ends.exclusionWaits),
+		launches:  newLaunchSteps(cfg, core, shared, upkeep, ends),
+		oversight: newOversight(cfg, core, shared, upkeep, links, ends),
 	}
 }
 
@@ -58,40 +52,42 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Before a worker takes a cell: for quietStart after this no pod is told that the first list has not come.
-	c.listening.restart(c.loop.clock.Now())
+	c.shared.listening.restart(c.core.loop.clock.Now())
 	for range workers {
-		c.loop.running.Go(func() { c.loop.work(ctx, c.stepOf) })
+		c.core.loop.running.Go(func() { c.core.loop.work(ctx, c.stepOf) })
 	}
 	for _, part := range []interface{ run(context.Context) }{
-		c.ingress, c.lister, c.sweeping, c.health, c.refilling, c.announcements, c.trust, c.launching, c.tagging, c.boosting,
-		c.terminateCalls,
+		c.upkeep.ingress, c.oversight.lister, c.upkeep.sweeping, c.oversight.health, c.launches.refilling, c.links.announcements,
+		c.upkeep.trust, c.launches.launching, c.upkeep.tagging, c.upkeep.boosting, c.ends.terminateCalls,
 	} {
-		c.loop.running.Go(func() { part.run(ctx) })
+		c.core.loop.running.Go(func() { part.run(ctx) })
 	}
 	for name, lock := range map[string]sync.Locker{
-		"the lock of the cells": &c.table.mu, "the lock of the inventory": &c.inventory.mu, "the lock of the standby pools": &c.pools.mu,
+		"the lock of the cells":         &c.core.table.mu,
+		"the lock of the inventory":     &c.core.inventory.mu,
+		"the lock of the standby pools": &c.core.pools.mu,
 	} {
-		c.loop.running.Go(func() { c.loop.watchdog.TrackLock(ctx, name, lock) })
+		c.core.loop.running.Go(func() { c.core.loop.watchdog.TrackLock(ctx, name, lock) })
 	}
 	close(c.ready)
 
 	var err error
 	select {
 	case <-ctx.Done():
-	case err = <-c.loop.failed:
+	case err = <-c.core.loop.failed:
 	}
 	cancel()
-	c.loop.queue.ShutDown()
-	c.loop.running.Wait()
-	for _, e := range c.table.all() {
-		c.connections.disconnect(e)
+	c.core.loop.queue.ShutDown()
+	c.core.loop.running.Wait()
+	for _, e := range c.core.table.all() {
+		c.links.connections.disconnect(e)
 	}
 	return err
 }
 
 // Close lets go of what New began. It is for a controller that never ran as well, since
 // nothing else ends its queue.
-func (c *Controller) Close() { c.loop.queue.ShutDown() }
+func (c *Controller) Close() { c.core.loop.queue.ShutDown() }
 
 // step is one of a cell's life. Where it has moved the cell to another phase, the step of that follows, whatever its progress.
 type step interface {
@@ -102,19 +98,19 @@ type step interface {
 func (c *Controller) stepOf(p apiv1.Phase) step {
 	switch p {
 	case apiv1.Requested:
-		return c.enqueuing
+		return c.launches.enqueuing
 	case apiv1.Launching:
-		return c.resuming // only of what an earlier Kip stored: launching sends what this one stores
+		return c.launches.resuming // only of what an earlier Kip stored: launching sends what this one stores
 	case apiv1.Booting:
-		return c.joining
+		return c.machines.joining
 	case apiv1.Ready:
-		return c.binding
+		return c.machines.binding
 	case apiv1.Bound:
-		return c.watching
+		return c.machines.watching
 	case apiv1.Draining:
-		return c.draining
+		return c.ends.draining
 	case apiv1.Terminating:
-		return c.terminating
+		return c.ends.terminating
 	}
 	return nil
 }

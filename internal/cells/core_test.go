@@ -59,7 +59,7 @@ func newBench(t *testing.T) *bench {
 	b.holds = &holds{
 		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,
 	}
-	*b.observers = append(*b.observers, b)
+	*b.observers = observers{b}
 	t.Cleanup(b.loop.queue.ShutDown)
 	return b
 }

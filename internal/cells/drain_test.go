@@ -149,18 +149,18 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 				b.later(time.Minute)
-				b.cells.table.mu.Lock()
-				others := maps.Clone(b.cells.table.byID)
-				b.cells.table.mu.Unlock()
+				b.cells.core.table.mu.Lock()
+				others := maps.Clone(b.cells.core.table.byID)
+				b.cells.core.table.mu.Unlock()
 				own := others[cell.ID]
 				delete(others, cell.ID)
 				var running sync.WaitGroup
 				for _, e := range others {
-					running.Go(func() { _ = end(ctx, b.cells.draining, e) })
+					running.Go(func() { _ = end(ctx, b.cells.ends.draining, e) })
 				}
 				synctest.Wait()
 				ended := errors.New("it waits")
-				running.Go(func() { ended = end(ctx, b.cells.draining, own) })
+				running.Go(func() { ended = end(ctx, b.cells.ends.draining, own) })
 				synctest.Wait()
 				if ended != nil {
 					t.Errorf("the end of the other namespace's cell: %v", ended)

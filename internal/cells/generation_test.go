@@ -75,7 +75,7 @@ func TestEachLaunchRaisesTheGenerationInItsOwnTransaction(t *testing.T) {
 		if len(*sent) != 3 {
 			t.Fatalf("%d launches were sent", len(*sent))
 		}
-		g := b.cells.generation.current()
+		g := b.cells.core.generation.current()
 		for n, r := range *sent {
 			if want := fmt.Sprintf("%s.%d", g.Line, n+1); r.Tags[cloud.TagGeneration] != want {
 				t.Errorf("launch %d has the generation %q, want %q", n, r.Tags[cloud.TagGeneration], want)
@@ -86,7 +86,7 @@ func TestEachLaunchRaisesTheGenerationInItsOwnTransaction(t *testing.T) {
 		}
 		b.stop()
 		b.run()
-		if again := b.cells.generation.current(); again.tag() != g.tag() || again.Store != g.Store {
+		if again := b.cells.core.generation.current(); again.tag() != g.tag() || again.Store != g.Store {
 			t.Errorf("after a restart the store is %s at %s, it was %s at %s", again.Store, again.tag(), g.Store, g.tag())
 		}
 		b.later(time.Minute)
@@ -193,14 +193,14 @@ func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t 
 		b.run()
 		b.request("x", "small")
 		b.later(10 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.generation.isBehind() || first.generation.isBehind() {
+		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.core.generation.isBehind() || first.core.generation.isBehind() {
 			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t",
-				running, got, b.cells.generation.isBehind(), first.generation.isBehind())
+				running, got, b.cells.core.generation.isBehind(), first.core.generation.isBehind())
 		}
 		b.takeOver()
 		b.request("x", "small")
 		b.later(3 * idlePoll)
-		if !first.generation.isBehind() {
+		if !first.core.generation.isBehind() {
 			t.Errorf("the older does not notice that another has launched instances")
 		}
 	})
@@ -235,8 +235,8 @@ func TestAGenerationWhoseWriteWasNotAnsweredIsNeverTaggedTwice(t *testing.T) {
 			}
 		}
 		var stored generation
-		if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Number > b.cells.generation.current().Number {
-			t.Errorf("the store is at %s and the process at %s, %v", stored.tag(), b.cells.generation.current().tag(), err)
+		if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Number > b.cells.core.generation.current().Number {
+			t.Errorf("the store is at %s and the process at %s, %v", stored.tag(), b.cells.core.generation.current().tag(), err)
 		}
 		if why, _ := b.cells.Behind(); why != "" || len(b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"})) > 0 {
 			t.Errorf("behind %q, without a cell %v", why, b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"}))
@@ -258,7 +258,7 @@ func TestANewLineBeginsThoughItsWriteWasNotAnswered(t *testing.T) {
 			}, func(t *testing.T, b *bubble) {
 				b.bound(1)
 				b.stop()
-				before := b.cells.generation.current()
+				before := b.cells.core.generation.current()
 				b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 				b.run()
 				b.later(time.Second)
@@ -300,19 +300,19 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			}
 		}
 		c := New(b.cfg.Config)
-		defer c.loop.queue.ShutDown()
+		defer c.core.loop.queue.ShutDown()
 		if err := c.Load(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		elsewhere("before a list", c, unread, false)
-		if _, err := c.generation.noteList(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
+		if _, err := c.core.generation.noteList(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {
 			t.Fatalf("a list was compared, and it says %q", why)
 		}
 		elsewhere("when a list was compared and is not shown", c, unread, false)
-		c.inventory.adopt(snapshot{began: time.Now(), blind: true}, findings{}, nil)
+		c.core.inventory.adopt(snapshot{began: time.Now(), blind: true}, findings{}, nil)
 		elsewhere("when a zone was not seen", c, "zone", true)
 		b.later(time.Minute)
 		elsewhere("when the instance is seen", b.cells, "i-0", true)
@@ -331,15 +331,15 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		b.later(time.Second)
 		b.request("a", "nano")
 		b.later(time.Minute)
-		if shown := b.cells.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
+		if shown := b.cells.core.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
 			t.Fatalf("its cell is %s, the snapshot shows %v", b.phase("a"), shown)
 		}
 		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
-		b.cells.terminations.mu.Lock()
-		defer b.cells.terminations.mu.Unlock()
-		if n := len(b.cells.terminations.byInstance); n != 0 {
+		b.cells.core.terminations.mu.Lock()
+		defer b.cells.core.terminations.mu.Unlock()
+		if n := len(b.cells.core.terminations.byInstance); n != 0 {
 			t.Errorf("the question ends %d instances, of a cell that is there", n)
 		}
 	})
@@ -376,8 +376,8 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 				clear(b.cloud.hidden)
 			})
 			b.later(time.Hour)
-			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.generation.isBehind() {
-				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.generation.isBehind())
+			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.core.generation.isBehind() {
+				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.core.generation.isBehind())
 			}
 		})
 	}
@@ -438,7 +438,7 @@ func TestAPodThatArrivesAtANewStoreIsLaunchedAtOnceAndAnotherIsToldWhatItWaitsFo
 			if !tc.waits && len(said) > 0 {
 				t.Errorf("%s: the Events are %q", tc.name, said)
 			}
-			if g := b.cells.generation.current(); g.Unproven != tc.waits {
+			if g := b.cells.core.generation.current(); g.Unproven != tc.waits {
 				t.Errorf("%s: the store is %+v", tc.name, g)
 			}
 			b.later(lag + 5*time.Second)
@@ -486,8 +486,8 @@ func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing
 				b.cloud.set(func() { clear(b.cloud.hidden) })
 				b.later(time.Hour)
 				waits, came := b.phase("p000"), b.phase("new")
-				if got := b.cloud.running(); len(got) != 2 || !b.cells.generation.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
-					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.generation.isBehind(), waits, came)
+				if got := b.cloud.running(); len(got) != 2 || !b.cells.core.generation.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
+					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.core.generation.isBehind(), waits, came)
 				}
 				b.arrives("later")
 				b.later(time.Minute)
@@ -601,9 +601,9 @@ func TestACellOfThisProcessRunsNoMoreThanItsRecordSays(t *testing.T) {
 		b.later(20 * time.Second)
 		own, earlier := newEntry(Cell{}, 0), newEntry(Cell{}, 0)
 		earlier.loaded = true
-		if b.cells.generation.mayRunMore(own) || !b.cells.generation.mayRunMore(earlier) {
+		if b.cells.core.generation.mayRunMore(own) || !b.cells.core.generation.mayRunMore(earlier) {
 			t.Errorf("while the store is behind a cell of this process may run more: %t, one of an earlier: %t",
-				b.cells.generation.mayRunMore(own), b.cells.generation.mayRunMore(earlier))
+				b.cells.core.generation.mayRunMore(own), b.cells.core.generation.mayRunMore(earlier))
 		}
 	})
 }
@@ -626,7 +626,7 @@ func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 			if err := b.cells.TakeOver(t.Context(), is.Shown); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", when, err, want)
 			}
-			if !b.cells.generation.isBehind() {
+			if !b.cells.core.generation.isBehind() {
 				t.Fatalf("%s: the store has taken over", when)
 			}
 		}
@@ -679,17 +679,17 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		}
 		b.request("new", "small")
 		b.later(5 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.generation.isBehind() {
-			t.Errorf("%v run; it is behind: %t", got, b.cells.generation.isBehind())
+		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.core.generation.isBehind() {
+			t.Errorf("%v run; it is behind: %t", got, b.cells.core.generation.isBehind())
 		}
-		if _, err := b.cells.generation.raise(t.Context()); !errors.Is(err, errBehind) {
+		if _, err := b.cells.core.generation.raise(t.Context()); !errors.Is(err, errBehind) {
 			t.Errorf("a launch: %v", err)
 		}
 		b.cells.Reload()
 		<-b.ended
 		b.run()
 		b.later(5 * time.Minute)
-		if b.cells.generation.isBehind() {
+		if b.cells.core.generation.isBehind() {
 			t.Error("it is behind when its records are loaded anew")
 		}
 	})
@@ -714,7 +714,7 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		earlier := newEntry(Cell{}, 0)
 		earlier.loaded = true
 		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0"}, 100))
-		more := b.cells.generation.mayRunMore(earlier)
+		more := b.cells.core.generation.mayRunMore(earlier)
 		if why, sure := b.cells.Behind(); why != unlisted || sure || !more || !isHeld || held.Reason != guard.ByStore {
 			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)
 		}
@@ -767,7 +767,7 @@ func TestAnOlderStoreThatLaunchesWhileAZoneIsAwayIsBehindWhenTheZoneIsBack(t *te
 		b.cloud.set(func() { b.cloud.blind = nil })
 		b.run()
 		b.later(10 * time.Minute)
-		if !b.cells.generation.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
+		if !b.cells.core.generation.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
 			why, sure := b.cells.Behind()
 			t.Errorf("when the zone is back Kip says %q, %t, and %v run", why, sure, b.cloud.running())
 		}

@@ -88,7 +88,7 @@ func (c *Cell) image() string {
 
 // CurrentImage returns what a cell would boot if it were launched now; "" of a cloud that does not say.
 func (c *Controller) CurrentImage(ctx context.Context, cell Cell) (string, error) {
-	return c.launching.resolving.image(ctx, cell)
+	return c.launches.launching.resolving.image(ctx, cell)
 }
 
 // image returns what a cell would boot if it were launched now.

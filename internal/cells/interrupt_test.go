@@ -13,6 +13,11 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+// interrupt has the cloud say that it takes an instance back, or otherwise.
+func (b *bubble) interrupt(i cloud.Interruption) {
+	b.cells.links.announcements.interrupt(b.Context(), i)
+}
+
 func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 	inBubble(t, keep(1), nil, func(t *testing.T, b *bubble) {
 		b.request("a", "small")
@@ -20,7 +25,7 @@ func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		for range 2 {
 			at := time.Now().Add(2 * time.Minute)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: at, Reason: "spot"})
+			b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, At: at, Reason: "spot"})
 		}
 		b.later(time.Minute)
 		if b.phase("a") != apiv1.Bound || len(b.said("interrupted a")) != 1 || len(b.said("Warning Interrupted")) != 1 {
@@ -33,7 +38,7 @@ func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 		}
 		// A standby cell is replaced at once.
 		standby := b.cloud.running()[0]
-		b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: standby, At: time.Now().Add(2 * time.Minute), Reason: "spot"})
+		b.interrupt(cloud.Interruption{InstanceID: standby, At: time.Now().Add(2 * time.Minute), Reason: "spot"})
 		b.later(10 * time.Second)
 		if now := b.cloud.running(); len(now) != 1 || now[0] == standby {
 			t.Fatalf("instances %v, want another than %s", now, standby)
@@ -47,7 +52,7 @@ func TestTheSoonerOfTwoNoticesCounts(t *testing.T) {
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		began := time.Now()
 		notice := func(left time.Duration) {
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: began.Add(left), Reason: "words"})
+			b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, At: began.Add(left), Reason: "words"})
 			b.later(time.Second)
 		}
 		for i, tc := range []struct{ said, want time.Duration }{
@@ -88,7 +93,7 @@ func TestMaintenanceThatIsPutOffIsForThatTime(t *testing.T) {
 			{said: time.Hour, want: 2 * time.Minute, planned: true, taken: 1},
 			{said: 3 * time.Minute, want: 2 * time.Minute, taken: 1},
 		} {
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         began.Add(tc.said),
 				Reason:     "words",
@@ -111,9 +116,9 @@ func TestMaintenanceThatIsCalledOffMovesNoPodAnyMore(t *testing.T) {
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		for _, planned := range []bool{true, false} {
 			at := time.Now().Add(time.Hour)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: at, Reason: "words", Planned: planned})
+			b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, At: at, Reason: "words", Planned: planned})
 			b.later(time.Second)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, Planned: true, CalledOff: true})
+			b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, Planned: true, CalledOff: true})
 			b.later(time.Second)
 			if cell, _ := b.cells.ForPod(ref("a").UID); cell.Interrupted.IsZero() != planned {
 				t.Errorf("what was planned (%t) is to be at %s when all that was planned is called off", planned, cell.Interrupted)
@@ -131,7 +136,7 @@ func TestAllCellsWhoseEndWasAgreedOnAreMovedAndNoneIsTakenForAMistake(t *testing
 		pods := b.bound(40)
 		for _, pod := range pods {
 			cell, _ := b.cells.ForPod(ref(pod).UID)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         time.Now().Add(10 * time.Minute),
 				Reason:     "it ends",
@@ -155,7 +160,7 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 		pods := b.bound(2)
 		for _, pod := range pods {
 			cell, _ := b.cells.ForPod(ref(pod).UID)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         time.Now().Add(time.Minute),
 				Reason:     "spot",
@@ -176,7 +181,7 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 		if held := b.guard.Allow(time.Now()); len(held) != 0 || !cell.Interrupted.IsZero() {
 			t.Errorf("long after its time the notice is still there: %v; held back %v", cell.Interrupted, held)
 		}
-		b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+		b.interrupt(cloud.Interruption{
 			InstanceID: cell.Instance.ID,
 			At:         time.Now().Add(-noticeOver),
 			Reason:     "replayed",
@@ -193,7 +198,7 @@ func (b *bubble) announce(pods []string) {
 	b.Helper()
 	for _, pod := range pods {
 		cell, _ := b.cells.ForPod(ref(pod).UID)
-		b.cells.announcements.interrupt(b.Context(), cloud.Interruption{
+		b.interrupt(cloud.Interruption{
 			InstanceID: cell.Instance.ID,
 			At:         time.Now().Add(time.Minute),
 			Reason:     "announced",
@@ -226,10 +231,10 @@ func TestAsManyCellsAreReplacedAsTheCloudTakesBackInFact(t *testing.T) {
 		pods := b.bound(40)
 		for _, pod := range pods {
 			cell, _ := b.cells.ForPod(ref(pod).UID)
-			b.cells.table.mu.Lock()
-			e := b.cells.table.byID[cell.ID]
-			b.cells.table.mu.Unlock()
-			if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
+			b.cells.core.table.mu.Lock()
+			e := b.cells.core.table.byID[cell.ID]
+			b.cells.core.table.mu.Unlock()
+			if err := b.cells.core.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -252,7 +257,7 @@ func TestANoticeIsCountedByKipsClockWhateverTheCloudsSays(t *testing.T) {
 			b.request("a", "small")
 			b.later(time.Minute)
 			cell, _ := b.cells.ForPod(ref("a").UID)
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         time.Now().Add(2*time.Minute + ahead),
 				Left:       2 * time.Minute,
@@ -325,7 +330,7 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 		for range 2 {
 			for _, pod := range []string{"true", "false"} {
 				cell, _ := b.cells.ForPod(ref(pod).UID)
-				b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute)})
+				b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, At: time.Now().Add(2 * time.Minute)})
 			}
 		}
 		if fmt.Sprint(told.all()) != "[nano (spot) in z]" {
@@ -340,7 +345,7 @@ func TestWhoListensAnewIsToldWhatWasPlanned(t *testing.T) {
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		at := time.Now().Add(time.Hour)
 		for _, planned := range []bool{true, false} {
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         at,
 				Reason:     "words",

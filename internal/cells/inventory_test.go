@@ -40,13 +40,13 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.cells.comparing.compare(t.Context(), began.Add(tc.at), list)
-		if got := len(w.cells.terminations.byInstance); got != tc.want {
+		w.cells.oversight.lister.comparing.compare(t.Context(), began.Add(tc.at), list)
+		if got := len(w.cells.core.terminations.byInstance); got != tc.want {
 			t.Fatalf("after %s %d are to end, want %d", tc.at, got, tc.want)
 		}
 	}
-	w.cells.terminateCalls.callAll(t.Context(), w.cells.terminations.queued.items)
-	w.cells.loop.running.Wait()
+	w.cells.ends.terminateCalls.callAll(t.Context(), w.cells.core.terminations.queued.items)
+	w.cells.core.loop.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
@@ -73,10 +73,10 @@ func TestAnInstanceThatListsHideHoldsUpTheOthersForAWhileOnly(t *testing.T) {
 		}
 		b.cloud.set(func() { clear(b.cloud.hidden) })
 		b.later(time.Minute)
-		if b.cells.inventory.mu.Lock(); len(b.cells.inventory.sightings) != 0 {
-			t.Errorf("%v is kept for ever", b.cells.inventory.sightings)
+		if b.cells.core.inventory.mu.Lock(); len(b.cells.core.inventory.sightings) != 0 {
+			t.Errorf("%v is kept for ever", b.cells.core.inventory.sightings)
 		}
-		b.cells.inventory.mu.Unlock()
+		b.cells.core.inventory.mu.Unlock()
 	})
 }
 
@@ -85,7 +85,7 @@ func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
 	asked := 0
 	inBubble(t, func(c *setup) {
 		c.Cloud.(*modelCloud).describes = func() {
-			if asked++; !b.cells.inventory.last().began.Equal(time.Now()) {
+			if asked++; !b.cells.core.inventory.last().began.Equal(time.Now()) {
 				t.Error("the cloud is asked of an instance before the snapshot counts for the others")
 			}
 		}

@@ -48,7 +48,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 				tc.cells[n].ID, tc.cells[n].Offerings = fmt.Sprint("cell-", n), []Offering{{InstanceType: "nano"}}
 				tc.cells[n].Launch = &Launch{ID: "launch-1", Index: n, Cells: len(tc.cells), Shared: true, NameTag: "prod"}
 			}
-			r, err := b.cells.launching.intents.launchCalls.launchRequest(tc.cells, pki.NewBatchSecret())
+			r, err := b.cells.launches.launching.intents.launchCalls.launchRequest(tc.cells, pki.NewBatchSecret())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			for n := range tc.cells {
 				tc.cells[n].Launch.Shared = false
 			}
-			r, err = b.cells.launching.intents.launchCalls.launchRequest(tc.cells, pki.BatchSecret{})
+			r, err = b.cells.launches.launching.intents.launchCalls.launchRequest(tc.cells, pki.BatchSecret{})
 			if err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
 				t.Errorf("%s: a machine has the tags %v, %v", what, r.TagsOf(0), err)
 			}
@@ -270,9 +270,9 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 			if !slices.Equal(sent, []string{"bad", ""}) || b.phase("a") != apiv1.Bound {
 				t.Errorf("%s: it was sent with the labels %q, the cell is %s; said %v", what, sent, b.phase("a"), b.events)
 			}
-			if len(b.cooled) > 0 || len(b.cells.rights.denied) > 0 || b.cells.rights.pause != (rightsPause{}) {
+			if len(b.cooled) > 0 || len(b.cells.shared.rights.denied) > 0 || b.cells.shared.rights.pause != (rightsPause{}) {
 				t.Errorf("%s: what is offered is left alone: %v, %v; launches are paused: %+v",
-					what, b.cooled, b.cells.rights.denied, b.cells.rights.pause)
+					what, b.cooled, b.cells.shared.rights.denied, b.cells.shared.rights.pause)
 			}
 			b.requestFor("b", labels("team", "good"))
 			b.later(5 * time.Second)
@@ -353,7 +353,7 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 		}
 		request("first", Account{})
 		b.later(time.Second)
-		if b.cells.rights.pause == (rightsPause{}) {
+		if b.cells.shared.rights.pause == (rightsPause{}) {
 			t.Fatal("launches are not paused")
 		}
 		sent = 0

@@ -246,10 +246,10 @@ func TestALaunchIsOverWhenItsOutcomeIsFoundStored(t *testing.T) {
 		if op != "applied" || !strings.Contains(key, launchesPrefix) || writes.Add(1) != 2 { // the first stores the launch
 			return nil
 		}
-		b.cells.table.mu.Lock()
-		defer b.cells.table.mu.Unlock()
-		for id := range b.cells.table.byID {
-			b.cells.loop.queue.Add(id)
+		b.cells.core.table.mu.Lock()
+		defer b.cells.core.table.mu.Unlock()
+		for id := range b.cells.core.table.byID {
+			b.cells.core.loop.queue.Add(id)
 		}
 		return errors.New("the answer is lost")
 	}, func(t *testing.T, of *bubble) {
@@ -257,15 +257,15 @@ func TestALaunchIsOverWhenItsOutcomeIsFoundStored(t *testing.T) {
 		b.later(time.Second)
 		b.request("a", "nano")
 		b.later(time.Minute)
-		b.cells.table.mu.Lock()
-		defer b.cells.table.mu.Unlock()
-		for _, e := range b.cells.table.byID {
+		b.cells.core.table.mu.Lock()
+		defer b.cells.core.table.mu.Unlock()
+		for _, e := range b.cells.core.table.byID {
 			if e.cell().Phase != apiv1.Bound || e.launching || writes.Load() != 2 {
 				t.Errorf("the cell is %s, being launched %t, after %d writes of its launch", e.cell().Phase, e.launching, writes.Load())
 			}
 		}
-		if len(b.cells.table.byID) != 1 {
-			t.Errorf("there are %d cells", len(b.cells.table.byID))
+		if len(b.cells.core.table.byID) != 1 {
+			t.Errorf("there are %d cells", len(b.cells.core.table.byID))
 		}
 	})
 }

@@ -54,7 +54,7 @@ func TestARestartAtEachPhaseNeitherLosesNorDoubles(t *testing.T) {
 				began := time.Now()
 				b.run()
 				b.later(10 * time.Second)
-				if look := b.cells.inventory.last(); look.began.Before(began) {
+				if look := b.cells.core.inventory.last(); look.began.Before(began) {
 					t.Fatal("the second Kip has not looked at the cloud")
 				}
 				if !ends {

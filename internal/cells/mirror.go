@@ -57,8 +57,6 @@ var _ Observer = (*Mirror)(nil)
 
 // Mirrored are the cells of a Mirror.
 type Mirrored interface {
-	// Observe has the mirror told of the cells.
-	Observe(Observer)
 	// WaitsFor says what a cell waits for.
 	WaitsFor(id string) string
 	// CurrentImage returns what a cell would boot if it were launched now; "" where that is not known.
@@ -82,7 +80,7 @@ type MirrorConfig struct {
 	Log                         *slog.Logger
 }
 
-// NewMirror returns a mirror of the cells of one Kip, which it observes; Run writes it. copies may be nil.
+// NewMirror returns a mirror of the cells of one Kip, which is to observe them; Run writes it. copies may be nil.
 func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, cfg MirrorConfig) *Mirror {
 	m := &Mirror{
 		node:         cfg.Node,
@@ -98,7 +96,6 @@ func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, cfg MirrorC
 		latest:       map[string]Cell{},
 		created:      map[string]bool{},
 	}
-	of.Observe(m)
 	if copies != nil {
 		copies.ObserveCopies(m)
 	}

@@ -26,7 +26,6 @@ import (
 // unmirrored are no cells.
 type unmirrored struct{}
 
-func (unmirrored) Observe(Observer)       {}
 func (unmirrored) WaitsFor(string) string { return "" }
 func (unmirrored) CurrentImage(context.Context, Cell) (string, error) {
 	return "", nil

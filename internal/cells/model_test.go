@@ -368,10 +368,7 @@ func (b *bubble) run() {
 	})
 	b.cfg.Guard = b.guard
 	b.cells = New(b.cfg.Config)
-	for _, o := range append([]Observer{b.world}, b.also...) {
-		b.cells.Observe(o)
-	}
-	if err := b.cells.Load(b.Context()); err != nil {
+	if err := b.cells.Load(b.Context(), append([]Observer{b.world}, b.also...)...); err != nil {
 		b.Fatal(err)
 	}
 	if !b.patient {
@@ -397,9 +394,9 @@ func (b *bubble) Event(_ apiv1.PodReference, e events.Event) {
 // listedBefore has a new store believed after one list more, so that tests of launches need
 // not wait.
 func listedBefore(c *Controller) {
-	c.generation.mu.Lock()
-	defer c.generation.mu.Unlock()
-	c.generation.first = time.Unix(0, 0)
+	c.core.generation.mu.Lock()
+	defer c.core.generation.mu.Unlock()
+	c.core.generation.first = time.Unix(0, 0)
 }
 
 // takeOver is what a person decides of a store that is behind: Kip begins anew.

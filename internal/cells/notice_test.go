@@ -91,7 +91,7 @@ func TestACellThatIsToldThatItIsTakenBackHasItsPodMoved(t *testing.T) {
 			t.Errorf("%v count as taken back", o.all())
 		}
 		for range 2 {
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: cell.Interrupted, Reason: "marked"})
+			b.interrupt(cloud.Interruption{InstanceID: cell.Instance.ID, At: cell.Interrupted, Reason: "marked"})
 		}
 		b.later(time.Second)
 		if len(o.all()) != 1 || len(b.said("Warning Interrupted")) != 1 {
@@ -223,7 +223,7 @@ func TestANoticeWhoseWriteHadNoAnswerIsActedOn(t *testing.T) {
 					}
 					lost.of(cell) // that of the cloud's word, too
 				}
-				b.cells.announcements.interrupt(t.Context(), byCloud)
+				b.interrupt(byCloud)
 				b.later(5 * time.Second)
 				if lost.left != 0 || len(b.said("interrupted a")) != 1 || len(b.said("Warning Interrupted")) != 1 || len(o.all()) != 1 {
 					t.Errorf("%d answers are left to be lost; %v count as taken back; said %v", lost.left, o.all(), b.events)
@@ -240,7 +240,7 @@ func TestANoticeAfterOneThatWasNotTrueIsActedOn(t *testing.T) {
 		b.spot("a")
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		for n := 1; n <= 2; n++ {
-			b.cells.announcements.interrupt(t.Context(), cloud.Interruption{
+			b.interrupt(cloud.Interruption{
 				InstanceID: cell.Instance.ID,
 				At:         time.Now().Add(time.Minute),
 				Reason:     "marked",
@@ -273,7 +273,7 @@ func (o *confirming) CellChanged(c Cell) {
 	o.once.Do(func() {
 		go func() {
 			defer close(o.over)
-			o.b.cells.announcements.interrupt(o.b.Context(), cloud.Interruption{InstanceID: c.Instance.ID, At: c.Interrupted, Reason: "marked"})
+			o.b.interrupt(cloud.Interruption{InstanceID: c.Instance.ID, At: c.Interrupted, Reason: "marked"})
 		}()
 		for range 1000 { // it may have to wait for this write
 			runtime.Gosched()
@@ -305,14 +305,14 @@ func TestWhatTheCloudSaysAfterARestartCountsIfOnlyTheCellHadSaidIt(t *testing.T)
 			if byCell {
 				b.notice("a", agentapi.Notice{Kind: agentapi.NoticeTakenBack, Left: 4 * time.Minute})
 			} else {
-				b.cells.announcements.interrupt(t.Context(), byCloud)
+				b.interrupt(byCloud)
 			}
 			b.later(time.Second)
 			b.stop()
 			b.run()
 			b.later(10 * time.Second)
 			for range 2 {
-				b.cells.announcements.interrupt(t.Context(), byCloud)
+				b.interrupt(byCloud)
 			}
 			b.later(time.Second)
 			if len(o.all()) != 1 || len(b.said("Warning Interrupted")) != 1 {
@@ -381,10 +381,10 @@ func TestAStandbyCellThatIsTakenBackIsReplacedAtOnceAndCounts(t *testing.T) {
 		if len(old) != 1 || old[0].Phase != apiv1.Ready {
 			t.Fatalf("cells %+v", old)
 		}
-		b.cells.table.mu.Lock()
-		e := b.cells.table.byID[old[0].ID]
-		b.cells.table.mu.Unlock()
-		if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
+		b.cells.core.table.mu.Lock()
+		e := b.cells.core.table.byID[old[0].ID]
+		b.cells.core.table.mu.Unlock()
+		if err := b.cells.core.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if code := b.cellSays(old[0], http.MethodPut, agentapi.PathNotice, `{"kind":"taken-back","left":120000000000}`); code != http.StatusOK {

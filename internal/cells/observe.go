@@ -57,7 +57,7 @@ func (Unobserved) OrphanEnded(error)                 {}
 func (Unobserved) PartLeft()                         {}
 func (Unobserved) PartDeleted(error)                 {}
 
-// observers are told one after the other, in the order in which they were added.
+// observers are told one after the other, in their order.
 type observers []Observer
 
 var _ Observer = observers(nil)

@@ -31,28 +31,25 @@ func (o everything) OrphanEnded(err error)                 { o.note(o.name + " o
 func (o everything) PartLeft()                             { o.note(o.name + " part left") }
 func (o everything) PartDeleted(err error)                 { o.note(o.name + " part deleted: " + err.Error()) }
 
-func TestObserversAreToldEverythingInTheOrderInWhichTheyWereAdded(t *testing.T) {
+func TestObserversAreToldEverythingInTheirOrder(t *testing.T) {
 	var told []string
 	note := func(s string) { told = append(told, s) }
-	c := &Controller{core: core{observers: &observers{}}}
-	c.Observe(everything{"first", note})
-	c.Observe(Unobserved{})
-	c.Observe(everything{"second", note})
+	all := observers{everything{"first", note}, Unobserved{}, everything{"second", note}}
 	cell := Cell{ID: "c"}
 	for _, step := range []struct {
 		what string
 		tell func()
 	}{
-		{"changed c", func() { c.observers.CellChanged(cell) }},
-		{"connected c", func() { c.observers.CellConnected(cell, nil) }},
-		{"silent c", func() { c.observers.CellSilent(cell, time.Time{}) }},
-		{"interrupted c", func() { c.observers.CellInterrupted(cell) }},
-		{"taken back c", func() { c.observers.CellTakenBack(cell) }},
-		{"measured c", func() { c.observers.CellMeasured(cell) }},
-		{"orphan found", func() { c.observers.OrphanFound() }},
-		{"orphan ended: no", func() { c.observers.OrphanEnded(errors.New("no")) }},
-		{"part left", func() { c.observers.PartLeft() }},
-		{"part deleted: no", func() { c.observers.PartDeleted(errors.New("no")) }},
+		{"changed c", func() { all.CellChanged(cell) }},
+		{"connected c", func() { all.CellConnected(cell, nil) }},
+		{"silent c", func() { all.CellSilent(cell, time.Time{}) }},
+		{"interrupted c", func() { all.CellInterrupted(cell) }},
+		{"taken back c", func() { all.CellTakenBack(cell) }},
+		{"measured c", func() { all.CellMeasured(cell) }},
+		{"orphan found", func() { all.OrphanFound() }},
+		{"orphan ended: no", func() { all.OrphanEnded(errors.New("no")) }},
+		{"part left", func() { all.PartLeft() }},
+		{"part deleted: no", func() { all.PartDeleted(errors.New("no")) }},
 	} {
 		told = nil
 		step.tell()

@@ -55,16 +55,17 @@ type pools struct {
 	byName map[string]*pool // which are there does not change
 }
 
-func newPools(list []Pool, refillDelay time.Duration, recipe *recipe, clock clock.PassiveClock, random backoff.Random) *pools {
+func newPools(cfg Config, recipe *recipe) *pools {
 	all := &pools{
-		clock:       clock,
-		random:      random,
-		refillDelay: refillDelay,
+		clock:       cfg.Clock,
+		random:      cfg.Random,
+		refillDelay: cfg.RefillDelay,
+		maxAge:      cfg.MaxAge,
 		recipe:      recipe,
 		refill:      make(chan struct{}, 1),
 		byName:      map[string]*pool{},
 	}
-	for _, p := range list {
+	for _, p := range cfg.Pools {
 		all.byName[p.Name] = &pool{Pool: p}
 	}
 	return all

@@ -62,7 +62,7 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPools([]Pool{{Name: "nano", Count: 2}}, 0, &recipe{settings: "t"}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+			p := newPools(Config{Pools: []Pool{{Name: "nano", Count: 2}}, Clock: testclock.NewFakeClock(time.Unix(0, 0))}, &recipe{settings: "t"})
 			surplus, lacking := p.plan(tc.cells)
 			if !slices.Equal(surplus, tc.surplus) || !maps.Equal(lacking, tc.lacking) {
 				t.Errorf("it ends %v and lacks %v, want %v and %v", surplus, lacking, tc.surplus, tc.lacking)
@@ -72,9 +72,9 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 }
 
 func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
+	clk := testclock.NewFakeClock(time.Unix(0, 0))
 	list := []Pool{{Name: "nano", Count: 1, Offerings: func() ([]Offering, error) { return nil, nil }}}
-	p := newPools(list, 0, &recipe{}, clk, func() float64 { return 1 })
+	p := newPools(Config{Pools: list, Clock: clk, Random: func() float64 { return 1 }}, &recipe{})
 	failed := *standbyAt("nano", "", apiv1.Gone, 1)
 	ready := failed
 	ready.step(apiv1.StepReady, time.Unix(2, 0))
@@ -97,8 +97,8 @@ func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 }
 
 func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 2*time.Second, &recipe{}, clk, nil)
+	clk := testclock.NewFakeClock(time.Unix(0, 0))
+	p := newPools(Config{Pools: []Pool{{Name: "nano", Count: 1}}, RefillDelay: 2 * time.Second, Clock: clk}, &recipe{})
 	if got := p.next(); got != poolCheck {
 		t.Errorf("without a wait it is %s, want %s", got, poolCheck)
 	}
@@ -110,7 +110,7 @@ func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 }
 
 func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+	p := newPools(Config{Pools: []Pool{{Name: "nano", Count: 1}}, Clock: testclock.NewFakeClock(time.Unix(0, 0))}, &recipe{})
 	none := errors.New("no capacity")
 	for i, step := range []struct {
 		err  error
@@ -125,7 +125,7 @@ func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
 }
 
 func TestEmptiedPoolsWantNothing(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+	p := newPools(Config{Pools: []Pool{{Name: "nano", Count: 1}}, Clock: testclock.NewFakeClock(time.Unix(0, 0))}, &recipe{})
 	p.empty()
 	surplus, lacking := p.plan([]*Cell{standbyAt("nano", "", apiv1.Ready, 1)})
 	if len(surplus) != 1 || len(lacking) != 0 || p.states(nil)[0].Want != 0 {
@@ -134,9 +134,8 @@ func TestEmptiedPoolsWantNothing(t *testing.T) {
 }
 
 func TestAStandbyCellIsReplacedAtHalfTheAgeThatCellsMayHave(t *testing.T) {
-	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{settings: "t"}, clk, nil)
-	p.maxAge = 10 * time.Hour
+	clk := testclock.NewFakeClock(time.Unix(0, 0))
+	p := newPools(Config{Pools: []Pool{{Name: "nano", Count: 1}}, MaxAge: 10 * time.Hour, Clock: clk}, &recipe{settings: "t"})
 	cell := standbyAt("nano", p.recipe.template(p.recipe.digest()), apiv1.Ready, 1)
 	cell.step(apiv1.StepLaunched, time.Unix(0, 0))
 	clk.SetTime(time.Unix(0, 0).Add(5*time.Hour - time.Second))

@@ -25,7 +25,7 @@ func (l link) Streams() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
-	t.Cleanup(c.loop.queue.ShutDown) // which Run would do
+	t.Cleanup(c.core.loop.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
 		session Session
@@ -35,11 +35,11 @@ func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	} {
 		entry := newEntry(Cell{ID: "cell-" + name, Phase: e.phase, Pod: ref(name)}, 0)
 		entry.session = agentSession{e.session}
-		c.table.byID[entry.id] = entry
+		c.core.table.byID[entry.id] = entry
 	}
 	standby := newEntry(Cell{ID: "standby", Phase: apiv1.Ready}, 0)
 	standby.session = agentSession{link{up: true}}
-	c.table.byID[standby.id] = standby
+	c.core.table.byID[standby.id] = standby
 	var got []string
 	for _, w := range c.Endpoints() {
 		if w.Cell != "cell-"+w.Pod.Name || (w.Conn != nil) != (w.Pod.Name == "up") {
@@ -62,8 +62,8 @@ func (o *changes) CellChanged(Cell) { o.n++ }
 
 func TestALaunchThatIsHeldUntilTheCloudHasListedSaysSo(t *testing.T) {
 	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
-	t.Cleanup(c.loop.queue.ShutDown) // which Run would do
-	c.table.byID["c"] = newEntry(Cell{ID: "c", Phase: apiv1.Launching}, 0)
+	t.Cleanup(c.core.loop.queue.ShutDown) // which Run would do
+	c.core.table.byID["c"] = newEntry(Cell{ID: "c", Phase: apiv1.Launching}, 0)
 	if got := c.WaitsFor("c"); !strings.Contains(got, "has not read a complete list") {
 		t.Errorf("a launch of an earlier Kip, which this one has not sent, waits for %q", got)
 	}
@@ -71,9 +71,9 @@ func TestALaunchThatIsHeldUntilTheCloudHasListedSaysSo(t *testing.T) {
 
 func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
-	t.Cleanup(c.loop.queue.ShutDown) // which Run would do
+	t.Cleanup(c.core.loop.queue.ShutDown) // which Run would do
 	var seen changes
-	c.Observe(&seen)
+	*c.core.observers = observers{&seen}
 	for phase, want := range map[apiv1.Phase]string{
 		apiv1.Requested: "the cloud has not answered yet", apiv1.Launching: "the cloud has not answered yet",
 		apiv1.Booting: "its kubelet is not ready", apiv1.Ready: "a disk", apiv1.Bound: "",
@@ -81,16 +81,16 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 	} {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
 		e.session, e.launching = agentSession{link{up: true}}, phase == apiv1.Requested || phase == apiv1.Launching
-		c.table.byID[e.id] = e
-		c.waits.note(t.Context(), e, reported{"Reason", "a disk"})
+		c.core.table.byID[e.id] = e
+		c.shared.waits.note(t.Context(), e, reported{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {
 			t.Errorf("a cell that is %s waits for %q, want %q", phase, got, want)
 		}
 		seen.n = 0
-		if c.waits.note(t.Context(), e, reported{"Reason", "a disk"}) || seen.n != 0 {
+		if c.shared.waits.note(t.Context(), e, reported{"Reason", "a disk"}) || seen.n != 0 {
 			t.Errorf("observers are told %d times of what is known", seen.n)
 		}
-		if !c.waits.note(t.Context(), e, reported{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
+		if !c.shared.waits.note(t.Context(), e, reported{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
 			t.Errorf("observers are told %d times that the wait is over, want once; it waits for %q", seen.n, c.WaitsFor(e.id))
 		}
 	}

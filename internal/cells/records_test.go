@@ -26,8 +26,8 @@ func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := New(w.config)
-	c.table.byID, c.table.byPod = w.cells.table.byID, w.cells.table.byPod // what was read before the other one wrote
-	c.loop.queue.Add(cell.ID)
+	c.core.table.byID, c.core.table.byPod = w.cells.core.table.byID, w.cells.core.table.byPod // what was read before the other one wrote
+	c.core.loop.queue.Add(cell.ID)
 	if err := c.Run(t.Context()); !errors.Is(err, store.ErrConflict) {
 		t.Fatalf("it went on: %v", err)
 	}
@@ -120,13 +120,14 @@ func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 func TestACellThatIsGoneHasNoChange(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		cell := b.request("a", "nano")
-		b.cells.table.mu.Lock()
-		e := b.cells.table.byID[cell.ID]
-		b.cells.table.mu.Unlock()
+		b.cells.core.table.mu.Lock()
+		e := b.cells.core.table.byID[cell.ID]
+		b.cells.core.table.mu.Unlock()
 		b.later(time.Minute)
 		b.cells.Release(ref("a").UID, "done", false)
 		b.later(time.Minute)
-		if err := b.cells.records.save(t.Context(), e, func(c *Cell) error { c.Phase = apiv1.Booting; return nil }); !errors.Is(err, errGone) {
+		err := b.cells.core.records.save(t.Context(), e, func(c *Cell) error { c.Phase = apiv1.Booting; return nil })
+		if !errors.Is(err, errGone) {
 			t.Errorf("a change of it: %v", err)
 		}
 		if revision, err := b.store.Get(t.Context(), keyPrefix+cell.ID, new(Cell)); revision != 0 || err != nil {
@@ -137,15 +138,15 @@ func TestACellThatIsGoneHasNoChange(t *testing.T) {
 
 func TestACellTakesNoPodFromAnother(t *testing.T) {
 	c := New(Config{})
-	defer c.loop.queue.ShutDown()
+	defer c.core.loop.queue.ShutDown()
 	first, second := newEntry(Cell{ID: "first", Pod: ref("a")}, 0), newEntry(Cell{ID: "second", Pod: ref("a")}, 0)
-	c.table.reserveLocked(second)
-	c.table.unreserveLocked(first)
-	if c.table.byPod["uid-a"] != "second" || len(c.table.named) != 1 {
-		t.Errorf("pod a has cell %q, and %d names are known", c.table.byPod["uid-a"], len(c.table.named))
+	c.core.table.reserveLocked(second)
+	c.core.table.unreserveLocked(first)
+	if c.core.table.byPod["uid-a"] != "second" || len(c.core.table.named) != 1 {
+		t.Errorf("pod a has cell %q, and %d names are known", c.core.table.byPod["uid-a"], len(c.core.table.named))
 	}
-	c.table.unreserveLocked(second)
-	if len(c.table.byPod) != 0 || len(c.table.named) != 0 {
-		t.Errorf("left are %v and %v", c.table.byPod, c.table.named)
+	c.core.table.unreserveLocked(second)
+	if len(c.core.table.byPod) != 0 || len(c.core.table.named) != 0 {
+		t.Errorf("left are %v and %v", c.core.table.byPod, c.core.table.named)
 	}
 }

@@ -103,16 +103,17 @@ func TestAStandbyCellServesAnyNode(t *testing.T) {
 
 func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 	inBubble(t, keep(0), nil, func(t *testing.T, b *bubble) {
-		b.cells.table.mu.Lock()
+		b.cells.core.table.mu.Lock()
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
 			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
 			e := newEntry(cell, 0)
 			e.session = agentSession{&modelLink{connected: true}}
-			b.cells.table.standby[cell.ID] = e
+			b.cells.core.table.standby[cell.ID] = e
 		}
-		best, _ := b.cells.matching.findLocked(Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}})
-		clear(b.cells.table.standby)
-		b.cells.table.mu.Unlock()
+		asked := Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
+		best, _ := b.cells.launches.standbys.matching.findLocked(asked)
+		clear(b.cells.core.table.standby)
+		b.cells.core.table.mu.Unlock()
 		if best == nil || best.id != "kip-0-2" {
 			t.Errorf("the pod is given %v, want the cell of its own node", best)
 		}

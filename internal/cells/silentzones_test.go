@@ -30,13 +30,13 @@ func TestLaunchesLeaveAZoneAloneThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("launches leave %v alone while all zones answer", zones)
 		}
 		b.cloud.set(func() { b.cloud.blind = []string{"z"} })
-		b.cells.silentZones.avoid([]string{"z", ""})
+		b.cells.upkeep.silentZones.avoid([]string{"z", ""})
 		if zones := silent(); len(zones) > 0 {
 			t.Errorf("launches leave %v alone since one call has failed", zones)
 		}
 		// Lists follow each other while there are launches on their way: one brown-out fails several.
 		b.later(3 * time.Second)
-		b.cells.silentZones.avoid([]string{"z", ""})
+		b.cells.upkeep.silentZones.avoid([]string{"z", ""})
 		if zones := silent(); len(zones) > 0 {
 			t.Errorf("launches leave %v alone since it did not answer for seconds", zones)
 		}

@@ -244,10 +244,10 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 		model := c.Cloud.(*modelCloud)
 		model.optional.Stopper = stopper{modelCloud: model, starts: func() {
 			if starts++; starts == 2 {
-				b.cells.table.mu.Lock()
-				e := b.cells.table.byID[id]
-				b.cells.table.mu.Unlock()
-				noticed = b.cells.records.save(context.Background(), e, func(*Cell) error { return nil })
+				b.cells.core.table.mu.Lock()
+				e := b.cells.core.table.byID[id]
+				b.cells.core.table.mu.Unlock()
+				noticed = b.cells.core.records.save(context.Background(), e, func(*Cell) error { return nil })
 				time.Sleep(time.Second)
 			}
 		}}

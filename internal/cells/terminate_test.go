@@ -25,8 +25,8 @@ func TestACellIsGoneOnlyWhenTheCloudNoLongerShowsIt(t *testing.T) {
 		defer w.cloud.mu.Unlock()
 		return w.cloud.terminated["i-0"] == 1
 	})
-	began := w.cells.inventory.last().began
-	w.until("two more looks", func() bool { return w.cells.inventory.last().began.After(began.Add(2 * soonPoll)) })
+	began := w.cells.core.inventory.last().began
+	w.until("two more looks", func() bool { return w.cells.core.inventory.last().began.After(began.Add(2 * soonPoll)) })
 	if cell, ok := w.cells.ForPod(ref("a").UID); !ok || cell.Phase != apiv1.Terminating {
 		t.Fatalf("the cell is %s while its instance is still shown", cell.Phase)
 	}

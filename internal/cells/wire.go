@@ -1,10 +1,10 @@
 package cells
 
-import (
-	"slices"
+import "github.com/elotl/kip/internal/agentlimit"
 
-	"github.com/elotl/kip/internal/agentlimit"
-)
+// The parts of a Controller are made in groups: core, shared, upkeep (wireupkeep.go), links (wirelinks.go), endSteps (wireend.go), machines
+// (wiremachines.go), launchSteps (wirelaunch.go) and oversight (wireoversight.go). Each group is made of those before it. A group names the
+// parts that others ask for. A part that one other alone uses stands in the literal of that one.
 
 // core is what all steps stand on: the cells, their records, and the loop.
 type core struct {
@@ -33,16 +33,10 @@ func newCore(cfg Config) core {
 	loop := newLoop(cfg, table)
 	limits := limits(cfg.Budgets)
 	events := &reporter{pods: cfg.Events, log: cfg.Log}
-	node := nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName}
-	observers := new(observers(slices.Clone(cfg.Observers)))
+	observers := &observers{}
 	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
-	authorities := authorities{now: cfg.CAHash, old: cfg.OldCAHash}
-	agents := &asking{limiter: agentlimit.New()}
-	launches := newLaunchQueue()
 	ledger := newLedgerOf(cfg.Store)
-	pools := newPools(cfg.Pools, cfg.RefillDelay, recipe, cfg.Clock, cfg.Random)
-	pools.maxAge = cfg.MaxAge
-	inventory := newInventory(cfg.Health, cfg.ListLag)
+	pools := newPools(cfg, recipe)
 	generation := cfg.Generation
 	if generation == nil {
 		generation = NewStoreGeneration(cfg.Store, cfg.ListLag)
@@ -62,16 +56,31 @@ func newCore(cfg Config) core {
 		records: records,
 		events:  events,
 	}
-	additions := &additions{
-		table:     table,
-		loop:      loop,
-		ends:      ends,
-		store:     cfg.Store,
-		observers: observers,
-	}
 	return core{
-		table, loop, records, additions, events, node, observers, limits, ends, recipe, authorities, agents, launches, ledger,
-		pools, inventory, generation, terminations,
+		table:   table,
+		loop:    loop,
+		records: records,
+		additions: &additions{
+			table:     table,
+			loop:      loop,
+			ends:      ends,
+			store:     cfg.Store,
+			observers: observers,
+		},
+		events:       events,
+		node:         nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
+		observers:    observers,
+		limits:       limits,
+		ends:         ends,
+		recipe:       recipe,
+		authorities:  authorities{now: cfg.CAHash, old: cfg.OldCAHash},
+		agents:       &asking{limiter: agentlimit.New()},
+		launches:     newLaunchQueue(),
+		ledger:       ledger,
+		pools:        pools,
+		inventory:    newInventory(cfg.Health, cfg.ListLag),
+		generation:   generation,
+		terminations: terminations,
 	}
 }
 
@@ -87,34 +96,12 @@ type shared struct {
 	lostCells *lostCells
 	lost      *lostInstances
 	versions  *versions
+	waits     *waits
+	routes    *routes
 }
 
 func newShared(cfg Config, c core) shared {
 	listening := &listening{late: cfg.Late, termBegan: cfg.TermBegan}
-	nodeNames := &nodeNames{
-		nodes: cfg.Nodes,
-		one:   cfg.NodeName,
-	}
-	costs := &totalCosts{
-		table:  c.table,
-		store:  cfg.Store,
-		ledger: c.ledger,
-		meter:  cfg.Meter,
-		clock:  cfg.Clock,
-	}
-	budgets := &budgets{
-		table:  c.table,
-		ledger: c.ledger,
-		limits: c.limits,
-		clock:  cfg.Clock,
-	}
-	rights := &rights{
-		table:  c.table,
-		loop:   c.loop,
-		events: c.events,
-		calls:  cfg.Calls,
-		denied: map[offeringKey]bool{},
-	}
 	blockers := &blockers{
 		table:   c.table,
 		loop:    c.loop,
@@ -139,18 +126,32 @@ func newShared(cfg Config, c core) shared {
 		blockers:  blockers,
 		shortages: cfg.Shortages,
 	}
-	lost := &lostInstances{
-		table:     c.table,
-		loop:      c.loop,
-		inventory: c.inventory,
+	waits := &waits{
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		events:  c.events,
+		ends:    c.ends,
+	}
+	return shared{
 		listening: listening,
+		nodeNames: &nodeNames{nodes: cfg.Nodes, one: cfg.NodeName},
+		costs:     &totalCosts{table: c.table, store: cfg.Store, ledger: c.ledger, meter: cfg.Meter, clock: cfg.Clock},
+		budgets:   &budgets{table: c.table, ledger: c.ledger, limits: c.limits, clock: cfg.Clock},
+		rights:    &rights{table: c.table, loop: c.loop, events: c.events, calls: cfg.Calls, denied: map[offeringKey]bool{}},
+		blockers:  blockers,
 		holds:     holds,
 		lostCells: lostCells,
+		lost: &lostInstances{
+			table:     c.table,
+			loop:      c.loop,
+			inventory: c.inventory,
+			listening: listening,
+			holds:     holds,
+			lostCells: lostCells,
+		},
+		versions: &versions{node: c.node, own: cfg.Version, told: map[launchKind]bool{}},
+		waits:    waits,
+		routes:   &routes{table: c.table, loop: c.loop, calls: cfg.Calls, waits: waits},
 	}
-	versions := &versions{
-		node: c.node,
-		own:  cfg.Version,
-		told: map[launchKind]bool{},
-	}
-	return shared{listening, nodeNames, costs, budgets, rights, blockers, holds, lostCells, lost, versions}
 }

@@ -4,60 +4,26 @@ import "github.com/elotl/kip/internal/keyed"
 
 // endSteps has the steps to the end of cells.
 type endSteps struct {
-	draining         *draining
-	orphans          *orphanTerminations
-	terminateAnswers *terminateAnswers
-	terminateCalls   *terminateCalls
-	removals         *removals
-	abandoned        *abandoned
-	terminating      *terminating
-	exclusion        *exclusion
-	exclusionWaits   *exclusionWaits
-	releases         *releases
+	draining       *draining
+	orphans        *orphanTerminations
+	terminateCalls *terminateCalls
+	removals       *removals
+	terminating    *terminating
+	exclusion      *exclusion
+	exclusionWaits *exclusionWaits
+	releases       *releases
 }
 
-func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps {
-	draining := newDraining(cfg, c, s, n, o.routes)
+func newEndSteps(cfg Config, c core, s shared, l links) endSteps {
 	orphans := &orphanTerminations{
 		inventory:    c.inventory,
 		terminations: c.terminations,
-	}
-	terminateAnswers := &terminateAnswers{
-		loop:         c.loop,
-		terminations: c.terminations,
-		inventory:    c.inventory,
-		routes:       o.routes,
-		events:       c.events,
-		observers:    c.observers,
-	}
-	terminateCalls := &terminateCalls{
-		loop:         c.loop,
-		calls:        cfg.Calls,
-		guard:        cfg.Guard,
-		holds:        s.holds,
-		terminations: c.terminations,
-		answers:      terminateAnswers,
 	}
 	removals := &removals{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
-		connections: n.connections,
-	}
-	abandoned := &abandoned{
-		loop:      c.loop,
-		records:   c.records,
-		inventory: c.inventory,
-		removals:  removals,
-		listLag:   cfg.ListLag,
-	}
-	terminating := &terminating{
-		inventory:    c.inventory,
-		terminations: c.terminations,
-		connections:  n.connections,
-		routes:       o.routes,
-		abandoned:    abandoned,
-		removals:     removals,
+		connections: l.connections,
 	}
 	exclusion := &exclusion{
 		table:      c.table,
@@ -65,35 +31,66 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 		inventory:  c.inventory,
 		orphans:    orphans,
 	}
-	exclusionWaits := &exclusionWaits{
-		clock:     cfg.Clock,
-		events:    c.events,
-		listening: s.listening,
-		exclusion: exclusion,
-	}
-	releases := &releases{
-		table:  c.table,
-		loop:   c.loop,
-		holds:  s.holds,
-		ends:   c.ends,
-		events: c.events,
-	}
 	return endSteps{
-		draining, orphans, terminateAnswers, terminateCalls, removals, abandoned, terminating, exclusion, exclusionWaits,
-		releases,
+		draining: newDraining(cfg, c, s.routes, l.connections),
+		orphans:  orphans,
+		terminateCalls: &terminateCalls{
+			loop:         c.loop,
+			calls:        cfg.Calls,
+			guard:        cfg.Guard,
+			holds:        s.holds,
+			terminations: c.terminations,
+			answers: &terminateAnswers{
+				loop:         c.loop,
+				terminations: c.terminations,
+				inventory:    c.inventory,
+				routes:       s.routes,
+				events:       c.events,
+				observers:    c.observers,
+			},
+		},
+		removals: removals,
+		terminating: &terminating{
+			inventory:    c.inventory,
+			terminations: c.terminations,
+			connections:  l.connections,
+			routes:       s.routes,
+			abandoned: &abandoned{
+				loop:      c.loop,
+				records:   c.records,
+				inventory: c.inventory,
+				removals:  removals,
+				listLag:   cfg.ListLag,
+			},
+			removals: removals,
+		},
+		exclusion: exclusion,
+		exclusionWaits: &exclusionWaits{
+			clock:     cfg.Clock,
+			events:    c.events,
+			listening: s.listening,
+			exclusion: exclusion,
+		},
+		releases: &releases{
+			table:  c.table,
+			loop:   c.loop,
+			holds:  s.holds,
+			ends:   c.ends,
+			events: c.events,
+		},
 	}
 }
 
 // newDraining returns what saves what must outlive cells.
-func newDraining(cfg Config, c core, s shared, n connecting, r *routes) *draining {
+func newDraining(cfg Config, c core, r *routes, n *connections) *draining {
 	return &draining{
 		loop:        c.loop,
-		connections: n.connections,
+		connections: n,
 		logs:        cfg.Logs,
 		saving: &savingLogs{
 			clock:       cfg.Clock,
 			records:     c.records,
-			connections: n.connections,
+			connections: n,
 			logs:        cfg.Logs,
 			events:      c.events,
 			places:      keyed.NewPlaces[string](logsSaved, logsOfOne),
@@ -102,7 +99,7 @@ func newDraining(cfg Config, c core, s shared, n connecting, r *routes) *drainin
 			loop:        c.loop,
 			calls:       cfg.Calls,
 			agents:      c.agents,
-			connections: n.connections,
+			connections: n,
 			events:      c.events,
 			places:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
 		},
@@ -111,7 +108,7 @@ func newDraining(cfg Config, c core, s shared, n connecting, r *routes) *drainin
 			loop:        c.loop,
 			records:     c.records,
 			inventory:   c.inventory,
-			connections: n.connections,
+			connections: n,
 			routes:      r,
 			events:      c.events,
 		},

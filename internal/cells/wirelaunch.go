@@ -1,80 +1,85 @@
 package cells
 
-// requestSteps takes what pods and pools ask for.
-type requestSteps struct {
-	matching  *matching
-	standbys  *standbys
+// launchSteps take what pods and pools ask for, and launch it.
+type launchSteps struct {
 	requests  *requests
+	standbys  *standbys
 	enqueuing *enqueuing
 	refilling *refilling
-}
-
-func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) requestSteps {
-	matching := &matching{
-		table:     c.table,
-		pools:     c.pools,
-		recipe:    c.recipe,
-		nodeNames: s.nodeNames,
-		first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: s.listening},
-		reserved:  cfg.ReservedMemoryBytes,
-	}
-	standbys := &standbys{
-		table:    c.table,
-		loop:     c.loop,
-		records:  c.records,
-		matching: matching,
-		tagging:  u.tagging,
-		ends:     c.ends,
-	}
-	requests := &requests{
-		table:     c.table,
-		additions: c.additions,
-		budgets:   s.budgets,
-		standbys:  standbys,
-		recipe:    c.recipe,
-		clock:     cfg.Clock,
-	}
-	enqueuing := &enqueuing{
-		table:    c.table,
-		loop:     c.loop,
-		pauses:   launchPauses{rights: s.rights, blockers: s.blockers},
-		launches: c.launches,
-		removals: e.removals,
-		preparations: preparations{table: c.table, list: []preparation{
-			&resolveRetries{clock: cfg.Clock},
-			&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
-		}},
-	}
-	refilling := &refilling{
-		table:      c.table,
-		loop:       c.loop,
-		additions:  c.additions,
-		pools:      c.pools,
-		ends:       c.ends,
-		generation: c.generation,
-	}
-	return requestSteps{matching, standbys, requests, enqueuing, refilling}
-}
-
-// launchSteps has the steps of launches.
-type launchSteps struct {
 	launching *launching
 	resuming  *resuming
 }
 
-func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
+func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSteps {
+	standbys := &standbys{
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		matching: &matching{
+			table:     c.table,
+			pools:     c.pools,
+			recipe:    c.recipe,
+			nodeNames: s.nodeNames,
+			first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: s.listening},
+			reserved:  cfg.ReservedMemoryBytes,
+		},
+		tagging: u.tagging,
+		ends:    c.ends,
+	}
+	launching := newLaunching(cfg, c, s, u.batchSizes)
+	return launchSteps{
+		requests: &requests{
+			table:     c.table,
+			additions: c.additions,
+			budgets:   s.budgets,
+			standbys:  standbys,
+			recipe:    c.recipe,
+			clock:     cfg.Clock,
+		},
+		standbys: standbys,
+		enqueuing: &enqueuing{
+			table:    c.table,
+			loop:     c.loop,
+			pauses:   launchPauses{rights: s.rights, blockers: s.blockers},
+			launches: c.launches,
+			removals: e.removals,
+			preparations: preparations{table: c.table, list: []preparation{
+				&resolveRetries{clock: cfg.Clock},
+				&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
+			}},
+		},
+		refilling: &refilling{
+			table:      c.table,
+			loop:       c.loop,
+			additions:  c.additions,
+			pools:      c.pools,
+			ends:       c.ends,
+			generation: c.generation,
+		},
+		launching: launching,
+		resuming: &resuming{
+			table:      c.table,
+			generation: c.generation,
+			calls:      &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
+			launching:  launching,
+		},
+	}
+}
+
+// newLaunching returns what launches cells of the queue.
+func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 	calls := &launchCalls{
 		owner:  cfg.ControllerID,
 		ca:     cfg.CAHash,
 		recipe: c.recipe,
 	}
-	launching := &launching{
+	return &launching{
 		loop: c.loop,
 		batching: &batching{
 			table: c.table,
 			calls: cfg.Calls,
 			queue: c.launches,
-			sizes: u.batchSizes,
+			sizes: sizes,
 		},
 		resolving: &resolving{
 			calls:       cfg.Calls,
@@ -92,25 +97,18 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 			clock: cfg.Clock,
 			calls: cfg.Calls,
 		},
-		concluding: newConcluding(cfg, c, s, u),
+		concluding: newConcluding(cfg, c, s, sizes),
 	}
-	resuming := &resuming{
-		table:      c.table,
-		generation: c.generation,
-		calls:      &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
-		launching:  launching,
-	}
-	return launchSteps{launching, resuming}
 }
 
 // newConcluding returns what finds out what became of launches.
-func newConcluding(cfg Config, c core, s shared, u upkeep) *concluding {
+func newConcluding(cfg Config, c core, s shared, sizes *batchSizes) *concluding {
 	return &concluding{
 		loop: c.loop,
 		answers: &launchAnswers{
 			clock:     cfg.Clock,
 			calls:     cfg.Calls,
-			sizes:     u.batchSizes,
+			sizes:     sizes,
 			rights:    s.rights,
 			shortages: cfg.Shortages,
 		},

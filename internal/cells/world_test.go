@@ -300,7 +300,7 @@ func newWorld(t *testing.T) *world {
 // takeOver is what a person decides, for the next Kip.
 func (w *world) takeOver() {
 	w.Helper()
-	if err := w.cells.generation.takeOver(w.Context(), w.cells.Generation().Shown); err != nil {
+	if err := w.cells.core.generation.takeOver(w.Context(), w.cells.Generation().Shown); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -355,8 +355,7 @@ func (w *world) start() {
 		Log:           log,
 	}
 	w.cells = New(w.config)
-	w.cells.Observe(w)
-	if err := w.cells.Load(w.Context()); err != nil {
+	if err := w.cells.Load(w.Context(), w); err != nil {
 		w.Fatal(err)
 	}
 	listedBefore(w.cells)

@@ -46,7 +46,6 @@ func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, erro
 	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offerings: q.Offerings}, nil
 }
 
-func (*requests) Observe(cells.Observer)                                  {}
 func (*requests) Release(types.UID, string, bool)                         {}
 func (*requests) ReleaseFailed(types.UID, string, time.Duration, int)     {}
 func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }

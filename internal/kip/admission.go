@@ -119,7 +119,7 @@ func (k *process) nodesToAsk(ctx context.Context, own *store.Store) (list []admi
 // configNow is the configuration of the nodes that is in force: that of this process
 // while it leads, and else that of whoever does.
 func (k *process) configNow() *config.Config {
-	cfg := ofLeader(k, func(l *leading) *config.Config { return l.nodes.Configuration() })
+	cfg := ofLeader(k, func(l *leading) *config.Config { return l.nodes.all.Configuration() })
 	return cmp.Or(cfg, k.others.Load(), k.cfg)
 }
 

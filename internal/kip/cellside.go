@@ -13,133 +13,135 @@ import (
 
 // cellSide launches cells, keeps them and ends them.
 type cellSide struct {
-	clusterSide
-	cells     *cells.Controller
-	cloudInit *cloudinitfile.Loop
-	rotation  *cellca.Rotation
-	mirror    *cells.Mirror
-	meter     *stats.Meter
+	controller *cells.Controller
+	cloudInit  *cloudinitfile.Loop
+	rotation   *cellca.Rotation
+	mirror     *cells.Mirror
+	meter      *stats.Meter
 }
 
 // keepCells makes what launches cells, keeps them and ends them.
-func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
-	l.clusterSide = c
+func (t *term) keepCells(ctx context.Context, c cloudSide, n nodeSide, f clusterSide) (cellSide, error) {
 	cloudInit, err := cloudinitfile.Open(ctx, cloudinitfile.Config{
-		Source:  cloudInitSource(l.cfg),
-		AtStart: l.setUp,
-		Store:   l.store,
-		Sealer:  l.sealer,
-		Events:  l.ofNode,
-		Clock:   l.clock,
-		Log:     l.Log,
+		Source:  cloudInitSource(t.cfg),
+		AtStart: t.setUp,
+		Store:   t.store,
+		Sealer:  c.sealer,
+		Events:  t.ofNode,
+		Clock:   t.clock,
+		Log:     t.Log,
 	})
 	if err != nil {
-		return l, err
+		return cellSide{}, err
 	}
 	uses := stats.NewUses()
-	cfg, err := c.cellsConfig(ctx, cloudInit, uses)
+	cfg, err := t.cellsConfig(ctx, c, n, f, cloudInit, uses)
 	if err != nil {
-		return l, err
+		return cellSide{}, err
 	}
-	l.cells = cells.New(cfg)
-	l.atEnd(l.cells.Close)
-	l.cloudInit = cloudinitfile.NewLoop(cloudInit, l.cells, l.watchdog)
-	l.rotation = cellca.New(cellca.Config{
-		CA:       l.ca,
-		Sealer:   l.sealer,
-		Overlap:  l.cfg.Cells.CAOverlap,
-		Store:    l.store,
-		Cells:    l.cells,
-		Events:   l.ofNode,
-		Watchdog: l.watchdog,
-		Clock:    l.clock,
-		Log:      l.Log,
+	controller := cells.New(cfg)
+	t.atEnd(controller.Close)
+	mirror := cells.NewMirror(controller, f.cellAPI, t.api.ownDynamic, cells.MirrorConfig{
+		Node: t.NodeName, ControllerID: t.controllerID, Version: version.String(), Image: launchOptions(t.cfg).Image, Log: t.Log,
 	})
-	l.mirror = cells.NewMirror(l.cells, l.cellAPI, l.api.ownDynamic, cells.MirrorConfig{
-		Node: l.NodeName, ControllerID: l.controllerID, Version: version.String(), Image: launchOptions(l.cfg).Image, Log: l.Log,
-	})
-	l.atEnd(l.mirror.Close)
-	l.meter = stats.NewMeter(stats.Config{
-		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },
-		Clock: l.clock,
-		Log:   l.Log,
-	}, uses)
-	return l, nil
+	t.atEnd(mirror.Close)
+	return cellSide{
+		controller: controller,
+		cloudInit:  cloudinitfile.NewLoop(cloudInit, controller, t.watchdog),
+		rotation: cellca.New(cellca.Config{
+			CA:       c.ca,
+			Sealer:   c.sealer,
+			Overlap:  t.cfg.Cells.CAOverlap,
+			Store:    t.store,
+			Cells:    controller,
+			Events:   t.ofNode,
+			Watchdog: t.watchdog,
+			Clock:    t.clock,
+			Log:      t.Log,
+		}),
+		mirror: mirror,
+		meter: stats.NewMeter(stats.Config{
+			Cells: func() []stats.Cell { return statsCells(controller.Endpoints(), "") },
+			Clock: t.clock,
+			Log:   t.Log,
+		}, uses),
+	}, nil
 }
 
 // cellsConfig is what cells are kept by.
-func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit cells.CloudInit, uses *stats.Uses) (cells.Config, error) {
+func (t *term) cellsConfig(
+	ctx context.Context, c cloudSide, n nodeSide, f clusterSide, cloudInit cells.CloudInit, uses *stats.Uses,
+) (cells.Config, error) {
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
-		Authority: l.ca.Signing,
-		Before:    l.ca.Before,
-		Term:      l.hold.Term(),
-		Log:       l.Log,
-		Late:      l.late,
-		Dial:      l.dial,
+		Authority: c.ca.Signing,
+		Before:    c.ca.Before,
+		Term:      t.hold.Term(),
+		Log:       t.Log,
+		Late:      t.late,
+		Dial:      t.dial,
 	})
 	if err != nil {
 		return cells.Config{}, err
 	}
-	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.store, l.Log)
+	dns, err := t.api.clusterDNS(ctx, t.ClusterDNS, f.cellAPI.Watches(), t.store, t.Log)
 	if err != nil {
 		return cells.Config{}, err
 	}
-	registries, err := readRegistries(l.cfg.Cells.Registries)
+	registries, err := readRegistries(t.cfg.Cells.Registries)
 	if err != nil {
 		return cells.Config{}, err
 	}
-	pools, err := l.standbyPools()
+	pools, err := t.standbyPools(c, n.all)
 	if err != nil {
 		return cells.Config{}, err
 	}
-	capabilities := l.machines.Capabilities()
+	capabilities := c.machines.Capabilities()
 	return cells.Config{
-		NodeName:     l.NodeName,
-		Nodes:        l.nodes,
-		ControllerID: l.controllerID,
-		TermBegan:    l.termBegan,
-		NameTag:      l.nameTag(),
-		Budgets:      budgets(l.cfg),
-		Calls:        l.machines,
-		Guard:        l.guard,
-		Store:        l.store,
-		Generation:   l.generation,
+		NodeName:     t.NodeName,
+		Nodes:        n.all,
+		ControllerID: t.controllerID,
+		TermBegan:    t.began,
+		NameTag:      t.nameTag(),
+		Budgets:      budgets(t.cfg),
+		Calls:        c.machines,
+		Guard:        c.guard,
+		Store:        t.store,
+		Generation:   c.generation,
 		Tunnels:      cells.OverTunnels(tunnels),
-		APIs:         cells.ServedBy(l.cellAPI),
-		CAHash:       l.ca.Signing.Hash(),
-		OldCAHash:    l.ca.OldHash(),
-		Template:     template(l.cfg, l.ca.Signing.Hash()),
+		APIs:         cells.ServedBy(f.cellAPI),
+		CAHash:       c.ca.Signing.Hash(),
+		OldCAHash:    c.ca.OldHash(),
+		Template:     template(t.cfg, c.ca.Signing.Hash()),
 		CloudInit:    cloudInit,
-		NodeEvents:   l.nodes,
-		Agent:        agentOf(l.cfg),
+		NodeEvents:   n.all,
+		Agent:        agentOf(t.cfg),
 		Version:      version.String(),
 
 		Pools:     pools,
-		MaxAge:    l.cfg.Cells.MaxAge,
-		Options:   standbyOptions(l.cfg),
-		Shortages: seenShortages{storedShortages: l.shortages, nodes: l.nodes, catalogue: l.instanceTypes},
+		MaxAge:    t.cfg.Cells.MaxAge,
+		Options:   standbyOptions(t.cfg),
+		Shortages: seenShortages{storedShortages: c.shortages, nodes: n.all, catalogue: c.instanceTypes},
 
-		Meter:     useOfCells{uses: uses},
-		Events:    l.events,
-		Observers: []cells.Observer{l.metrics}, // what is counted and shown comes first, then what acts
-		Logs:      l.savedLogs(),
-		Watchdog:  l.watchdog,
-		Queues:    l.metrics.WorkqueueProvider(),
+		Meter:    useOfCells{uses: uses},
+		Events:   t.events,
+		Logs:     f.logs,
+		Watchdog: t.watchdog,
+		Queues:   t.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
-		ClusterDomain:       l.ClusterDomain,
-		ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
-		RegistryMirrors:     l.cfg.Cells.RegistryMirrors,
+		ClusterDomain:       t.ClusterDomain,
+		ReservedMemoryBytes: t.cfg.Cells.ReservedMemory.Value(),
+		RegistryMirrors:     t.cfg.Cells.RegistryMirrors,
 		Registries:          registries,
-		ImagesOfCloud:       l.imagesOfCloud(),
-		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
+		ImagesOfCloud:       imagesOfCloud(c.machines),
+		HasPlugins:          len(t.cfg.Cells.CSIDrivers) > 0,
 
-		Health:      health(l.cfg),
+		Health:      health(t.cfg),
 		ListLag:     capabilities.ListLag,
 		SoonPoll:    capabilities.Poll,
 		RefillDelay: capabilities.RefillDelay,
-		Late:        l.late,
-		Clock:       l.clock,
-		Log:         l.Log,
+		Late:        t.late,
+		Clock:       t.clock,
+		Log:         t.Log,
 	}, nil
 }

@@ -21,7 +21,6 @@ import (
 
 // cloudSide is what reaches the cloud, and what is known of it.
 type cloudSide struct {
-	term
 	sealer        *pki.Sealer
 	ca            cellca.Stored
 	facts         *storedFacts // of the cloud's account
@@ -34,60 +33,84 @@ type cloudSide struct {
 }
 
 // openCloud makes what reaches the cloud.
-func (t term) openCloud(ctx context.Context) (l cloudSide, err error) {
-	l.term = t
-	if l.sealer, err = cellca.OpenSealer(l.cfg.Etcd.EncryptionKeyFiles); err != nil {
-		return l, err
+func (t *term) openCloud(ctx context.Context) (cloudSide, error) {
+	sealer, err := cellca.OpenSealer(t.cfg.Etcd.EncryptionKeyFiles)
+	if err != nil {
+		return cloudSide{}, err
 	}
-	if l.ca, err = cellca.Load(ctx, l.store, l.sealer, l.clock, l.Log); err != nil {
-		return l, err
+	ca, err := cellca.Load(ctx, t.store, sealer, t.clock, t.Log)
+	if err != nil {
+		return cloudSide{}, err
 	}
-	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
-		return l, err
+	facts, err := loadFacts(ctx, t.store, t.clock, t.Log)
+	if err != nil {
+		return cloudSide{}, err
 	}
-	bare, closeIt, err := l.Clouds.Open(ctx, l.cfg, clouds.By{
-		Owner: l.controllerID,
-		Facts: l.facts,
+	bare, err := t.openBareCloud(ctx, facts)
+	if err != nil {
+		return cloudSide{}, err
+	}
+	generation := cells.NewStoreGeneration(t.store, bare.Capabilities().ListLag)
+	ends := guard.New(guard.Config{
+		Behind: generation.Behind,
+		Limit:  guard.Limit(t.cfg.Cells.EndLimit),
+		Store:  t.store,
+		Clock:  t.clock,
+	})
+	machines := pipe.New(pipe.Config{
+		Cloud:    bare,
+		Guard:    ends.Intercept,
+		Leads:    t.store.Leads,
+		Meter:    t.metrics,
+		Watchdog: t.watchdog,
+		Clock:    t.clock,
+	})
+	if err := t.checkRegion(ctx, machines); err != nil {
+		return cloudSide{}, err
+	}
+	types, err := t.openInstanceTypes(ctx, machines)
+	if err != nil {
+		return cloudSide{}, err
+	}
+	shortages, err := loadShortages(ctx, t.store, t.clock, t.Log)
+	if err != nil {
+		return cloudSide{}, err
+	}
+	return cloudSide{
+		sealer:        sealer,
+		ca:            ca,
+		facts:         facts,
+		machines:      machines,
+		generation:    generation,
+		guard:         ends,
+		disks:         machines.Optional().Disks,
+		instanceTypes: types,
+		shortages:     shortages,
+	}, nil
+}
+
+// openBareCloud returns the cloud that provider.yaml names, until this process leads no more. No call to it is guarded.
+func (t *term) openBareCloud(ctx context.Context, facts cloud.Facts) (cloud.Cloud, error) {
+	bare, closeIt, err := t.Clouds.Open(ctx, t.cfg, clouds.By{
+		Owner: t.controllerID,
+		Facts: facts,
 		AgentsOpen: func(group string, port int, rules string) {
 			t.ofNode.Report(events.NewAgentPortOpen(group, port, rules))
 		},
-	}, l.Log)
+	}, t.Log)
 	if err != nil {
-		return l, err
+		return nil, err
 	}
-	l.atEnd(func() {
+	t.atEnd(func() {
 		if err := closeIt(); err != nil {
 			t.Log.Warn("close the cloud", "err", err)
 		}
 	})
-	l.generation = cells.NewStoreGeneration(l.store, bare.Capabilities().ListLag)
-	l.guard = guard.New(guard.Config{
-		Behind: l.generation.Behind,
-		Limit:  guard.Limit(l.cfg.Cells.EndLimit),
-		Store:  l.store,
-		Clock:  l.clock,
-	})
-	l.machines = pipe.New(pipe.Config{
-		Cloud:    bare,
-		Guard:    l.guard.Intercept,
-		Leads:    l.store.Leads,
-		Meter:    l.metrics,
-		Watchdog: l.watchdog,
-		Clock:    l.clock,
-	})
-	l.disks = l.machines.Optional().Disks
-	if err := l.checkRegion(ctx); err != nil {
-		return l, err
-	}
-	if l.instanceTypes, err = l.openInstanceTypes(ctx); err != nil {
-		return l, err
-	}
-	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
-	return l, err
+	return bare, nil
 }
 
 // cloudDriver is the cloud's own CSI driver, if it has one whose disks Kip can attach.
-func (l *cloudSide) cloudDriver() volumes.CloudDriver {
+func (l cloudSide) cloudDriver() volumes.CloudDriver {
 	if l.disks == nil {
 		return volumes.CloudDriver{}
 	}
@@ -95,34 +118,34 @@ func (l *cloudSide) cloudDriver() volumes.CloudDriver {
 }
 
 // openInstanceTypes makes what knows what can be launched, and at what price.
-func (l *cloudSide) openInstanceTypes(ctx context.Context) (*instancetypes.Provider, error) {
-	rates, err := pricelists.Rates(l.machines.Name(), l.machines.Capabilities().Region)
+func (t *term) openInstanceTypes(ctx context.Context, machines *pipe.Pipe) (*instancetypes.Provider, error) {
+	rates, err := pricelists.Rates(machines.Name(), machines.Capabilities().Region)
 	if err != nil {
 		return nil, err
 	}
 	types, err := instancetypes.Open(ctx, instancetypes.Config{
-		Cloud: l.machines,
-		Store: l.store,
+		Cloud: machines,
+		Store: t.store,
 		Placement: placement.Config{
-			DefaultInstanceType: l.cfg.Cells.DefaultInstanceType,
+			DefaultInstanceType: t.cfg.Cells.DefaultInstanceType,
 			DefaultArch:         runtime.GOARCH,
-			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
-			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
-			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
-			SpotSpread:          float64(l.cfg.Cells.SpotSpread) / 100,
+			ReservedMemoryBytes: t.cfg.Cells.ReservedMemory.Value(),
+			DefaultDiskBytes:    t.cfg.Cells.DefaultVolumeSize.Value(),
+			PrivateIPOnly:       t.cfg.Cells.PrivateIPOnly,
+			SpotSpread:          float64(t.cfg.Cells.SpotSpread) / 100,
 			Rates:               rates,
 		},
-		Data:  l.data,
-		Terms: terms(l.cfg),
-		Image: imageName(launchOptions(l.cfg)),
+		Data:  t.data,
+		Terms: terms(t.cfg),
+		Image: imageName(launchOptions(t.cfg)),
 
-		InterruptionShare: float64(l.cfg.Cells.InterruptionPenalty) / 100,
+		InterruptionShare: float64(t.cfg.Cells.InterruptionPenalty) / 100,
 
-		Clock: l.clock,
-		Log:   l.Log,
+		Clock: t.clock,
+		Log:   t.Log,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", l.ProviderConfig, err)
+		return nil, fmt.Errorf("%s: %w", t.ProviderConfig, err)
 	}
 	return types, nil
 }

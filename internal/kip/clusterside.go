@@ -14,9 +14,8 @@ import (
 
 // clusterSide follows the cluster and shows it to cells.
 type clusterSide struct {
-	nodeSide
 	egress  *egress.Egress // nil where no cell masquerades
-	logs    *podlogs.Saver
+	logs    savedLogs
 	cellAPI *cellapi.Server
 	// daemonSets are those that run beside pods; nil for none.
 	daemonSets *daemonsets.Rules
@@ -24,51 +23,58 @@ type clusterSide struct {
 }
 
 // followCluster makes what follows the cluster and shows it to cells.
-func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) {
-	l.nodeSide = n
-	if l.egress, err = l.openEgress(ctx); err != nil {
-		return l, err
+func (t *term) followCluster(ctx context.Context, c cloudSide, n nodeSide) (clusterSide, error) {
+	out, err := t.openEgress(ctx, c.machines)
+	if err != nil {
+		return clusterSide{}, err
 	}
-	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
-		return l, err
+	saver, err := podlogs.Open(podlogs.Config{Dir: filepath.Join(t.cfg.Etcd.Internal.DataDir, "podlogs"), Log: t.Log})
+	if err != nil {
+		return clusterSide{}, err
 	}
-	l.daemonSets = daemonSets(l.cfg)
-	l.cellAPI, err = cellapi.New(cellapi.Config{
-		NodeName:  l.NodeName,
-		Node:      l.api.nodeConfig,
-		Own:       l.api.ownConfig,
-		Pods:      l.nodes.Pods(),
-		IPv6:      l.machines.Capabilities().IPv6,
-		Images:    l.imageCredentials(),
-		Events:    l.events,
-		Observer:  l.metrics,
+	sets := daemonSets(t.cfg)
+	cellAPI, err := cellapi.New(cellapi.Config{
+		NodeName:  t.NodeName,
+		Node:      t.api.nodeConfig,
+		Own:       t.api.ownConfig,
+		Pods:      n.all.Pods(),
+		IPv6:      c.machines.Capabilities().IPv6,
+		Images:    t.imageCredentials(c.machines),
+		Events:    t.events,
+		Observer:  t.metrics,
 		Overdrawn: tunnel.Hold,
-		Log:       l.Log,
+		Log:       t.Log,
 
-		CloudDriver: l.cloudDriver(),
-		DaemonSets:  l.daemonSets,
+		CloudDriver: c.cloudDriver(),
+		DaemonSets:  sets,
 	})
 	if err != nil {
-		return l, err
+		return clusterSide{}, err
 	}
-	many, err := l.api.protobuf()
+	many, err := t.api.protobuf()
 	if err != nil {
-		return l, err
+		return clusterSide{}, err
 	}
-	l.firewalls = networkpolicy.New(networkpolicy.Config{
-		Pods:           l.nodes.Pods(),
+	firewalls := networkpolicy.New(networkpolicy.Config{
+		Pods:           n.all.Pods(),
 		Client:         many,
-		Shared:         l.cellAPI.Watches(),
-		AllowsMetadata: allowsMetadata(grants(l.cfg)),
-		Masquerade:     l.masquerade(),
-		Beside:         l.beside(),
-		Events:         l.events,
-		Watchdog:       l.watchdog,
-		Queues:         l.metrics.WorkqueueProvider(),
-		Clock:          l.clock,
-		Log:            l.Log,
+		Shared:         cellAPI.Watches(),
+		AllowsMetadata: allowsMetadata(grants(t.cfg)),
+		Masquerade:     masquerade(out),
+		Beside:         beside(sets, cellAPI),
+		Events:         t.events,
+		Watchdog:       t.watchdog,
+		Queues:         t.metrics.WorkqueueProvider(),
+		Clock:          t.clock,
+		Log:            t.Log,
 	})
-	l.cellAPI.ObservePorts(l.firewalls)
-	l.atEnd(l.firewalls.Close)
-	return l, nil
+	cellAPI.ObservePorts(firewalls)
+	t.atEnd(firewalls.Close)
+	return clusterSide{
+		egress:     out,
+		logs:       savedLogs{nodes: n.all, saver: saver, log: t.Log},
+		cellAPI:    cellAPI,
+		daemonSets: sets,
+		firewalls:  firewalls,
+	}, nil
 }

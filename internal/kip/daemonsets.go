@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/networkpolicy"
@@ -72,9 +73,9 @@ func selector(text string) labels.Selector {
 }
 
 // beside is told which agents can run pods beside those of their cells; nil where no cell is to.
-func (l *clusterSide) beside() networkpolicy.Beside {
-	if l.daemonSets == nil {
+func beside(sets *daemonsets.Rules, api *cellapi.Server) networkpolicy.Beside {
+	if sets == nil {
 		return nil
 	}
-	return l.cellAPI
+	return api
 }

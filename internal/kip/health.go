@@ -115,17 +115,17 @@ var checksOfLeader = []struct {
 }
 
 func (l *leading) podsListed() error {
-	_, err := l.nodes.ListPods()
+	_, err := l.nodes.all.ListPods()
 	return err
 }
 
 func (l *leading) nodeRegistered() error {
-	return l.nodeController.AllRegistered()
+	return l.kubelets.controller.AllRegistered()
 }
 
 // notRefused says why cells do not obey this Kip.
 func (l *leading) notRefused() error {
-	if why := l.cells.Refused(); why != "" {
+	if why := l.cells.controller.Refused(); why != "" {
 		return errors.New(why)
 	}
 	return nil
@@ -134,7 +134,7 @@ func (l *leading) notRefused() error {
 // notBehind says why Kip launches and sweeps nothing: its store does not know of all
 // instances.
 func (l *leading) notBehind() error {
-	if why, sure := l.cells.Behind(); why != "" && sure {
+	if why, sure := l.cells.controller.Behind(); why != "" && sure {
 		return errors.New(why)
 	}
 	return nil
@@ -158,20 +158,20 @@ func (k *process) reading() metrics.Reading {
 // reading is what a process that leads tells of it.
 func (l *leading) reading() metrics.Reading {
 	return metrics.Reading{
-		Cells:   l.cells.List(),
-		NodeOf:  l.cells.NodesOf(),
-		Nodes:   l.nodes.Names(),
-		Tunnels: l.cells.Connected(),
-		Waiting: l.pods.WaitingPods(),
-		Held:    l.guard.Held(),
+		Cells:   l.cells.controller.List(),
+		NodeOf:  l.cells.controller.NodesOf(),
+		Nodes:   l.nodes.all.Names(),
+		Tunnels: l.cells.controller.Connected(),
+		Waiting: l.pods.controller.WaitingPods(),
+		Held:    l.cloud.guard.Held(),
 		CA: metrics.CA{
-			Ends:    l.ca.Signing.Certificate().NotAfter,
-			Unmoved: len(l.cells.Unmoved()),
+			Ends:    l.cloud.ca.Signing.Certificate().NotAfter,
+			Unmoved: len(l.cells.controller.Unmoved()),
 		},
 		Behind: l.notBehind() != nil,
-		Ledger: l.cells.Costs(),
-		Spent:  l.cells.CostsByNamespace(),
+		Ledger: l.cells.controller.Costs(),
+		Spent:  l.cells.controller.CostsByNamespace(),
 
-		PricesTold: l.instanceTypes.PricesTold(),
+		PricesTold: l.cloud.instanceTypes.PricesTold(),
 	}
 }

@@ -188,9 +188,7 @@ func TestAProcessThatStandsByIsReadyAndALeaderWhenItsChecksHold(t *testing.T) {
 	if err := k.ready(holds); err == nil || asked != 0 {
 		t.Errorf("one whose work has not begun: %v, after %d questions", err, asked)
 	}
-	l := &leading{}
-	l.process = k
-	k.leading.Store(l)
+	k.leading.Store(&leading{term: &term{process: k}})
 	if err := k.ready(holds); !errors.Is(err, broken) {
 		t.Errorf("one that leads: %v, want what its check says", err)
 	}

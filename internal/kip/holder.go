@@ -55,16 +55,15 @@ func nodeReference(name string) *corev1.ObjectReference {
 	}
 }
 
-// keepNode renews the hold, from before anything is wired, until release is called, which
+// keepNode renews the hold of the node, from before anything is wired, until release is called, which
 // is when nothing works any more. The context ends with the hold, and lost says why.
-func (l *term) keepNode(ctx context.Context) (held context.Context, release func()) {
-	l.holdLoop = newStoppable(l.hold.Keep)
+func keepNode(ctx context.Context, hold *stoppable) (held context.Context, release func()) {
 	held, lose := context.WithCancelCause(ctx)
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := l.holdLoop.Run(own); err != nil {
+		if err := hold.Run(own); err != nil {
 			lose(fmt.Errorf("hold of the node: %w", err))
 		}
 	}()
@@ -85,7 +84,7 @@ func lost(held context.Context) error {
 
 // stopNodes ends what keeps the virtual nodes, for a cleanup.
 func (l *leading) stopNodes(ctx context.Context) error {
-	if err := l.nodeLoop.Stop(ctx); err != nil {
+	if err := l.kubelets.loop.Stop(ctx); err != nil {
 		return err
 	}
 	if err := l.holdLoop.Stop(ctx); err != nil {

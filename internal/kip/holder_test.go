@@ -76,18 +76,17 @@ func TestANodeThatIsLostEndsWhatIsBeingWired(t *testing.T) {
 	k := processOf(t, server)
 	clock := clocktesting.NewFakeClock(time.Now())
 	k.clock = clock
-	l := &term{process: k, store: store.Memory(nil)}
-	var err error
-	if l.hold, err = k.holdNode(t.Context(), l.store); err != nil {
+	hold, err := k.holdNode(t.Context(), store.Memory(nil))
+	if err != nil {
 		t.Fatal(err)
 	}
-	held, release := l.keepNode(t.Context())
+	held, release := keepNode(t.Context(), newStoppable(hold.Keep))
 	defer release()
 	if err := lost(held); err != nil || held.Err() != nil {
 		t.Fatalf("the node is lost at once: %v, %v", err, held.Err())
 	}
 	api.mu.Lock()
-	api.mark = `{"id":"another","after":"` + l.hold.ID() + `"}`
+	api.mark = `{"id":"another","after":"` + hold.ID() + `"}`
 	api.mu.Unlock()
 	for until := time.Now().Add(patience); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
 		if clock.HasWaiters() {

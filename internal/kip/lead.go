@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
@@ -16,124 +15,169 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/node"
-	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/store"
 )
 
-// What a process has while it leads is made in stages. Each stage has those before it, and is made of them alone:
-// term, cloudSide, nodeSide (nodes.go), clusterSide, cellSide, podSide, and leading with all of them. Each has a file.
+// What a process has while it leads is made in stages, each in a file of its own: cloudSide, nodeSide (nodes.go), clusterSide, cellSide,
+// podSide and kubeletSide (nodes.go). Each is made of the term and of those before it, which it is given.
 
 // term is what a process has from when it leads.
 type term struct {
 	*process
-	store     *store.Store // fenced: it writes only while this process leads
-	late      *stall.Meter
-	termBegan time.Time    // by the clock as it was then
-	hold      *holder.Hold // of the node
-	holdLoop  *stoppable
-	events    podEvents
-	recorder  record.EventRecorder // of what is no pod's
-	ofNode    nodeEvents
-	closers   *[]func() // in the order in which they were made
+	store    *store.Store // fenced: it writes only while this process leads
+	late     *stall.Meter
+	began    time.Time    // by the clock as it was then
+	hold     *holder.Hold // of the node
+	holdLoop *stoppable
+	events   podEvents
+	recorder record.EventRecorder // of what is no pod's
+	ofNode   nodeEvents
+	closers  []func() // in the order in which they were made
 }
 
 // leading is all that a process has while it leads.
 type leading struct {
-	podSide
-	clientCA       dynamiccertificates.CAContentProvider // of those who call the kubelet ports
-	nodeController *nodes.Controller                     // serves them
-	nodeLoop       *stoppable
-	socket         *adminapi.Server
+	*term
+	cloud    cloudSide
+	nodes    nodeSide
+	cluster  clusterSide
+	cells    cellSide
+	pods     podSide
+	kubelets kubeletSide
 	// crdAnswered is closed when the API server has answered whether it has the Cell resource.
 	crdAnswered chan struct{}
 }
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
-	t := term{
-		process:   k,
-		store:     st,
-		late:      stall.New(k.clock),
-		termBegan: k.clock.Now(),
-		closers:   &[]func(){},
-	}
-	defer t.close()
-	if t.hold, err = k.holdNode(ctx, st); err != nil {
+	late, began := stall.New(k.clock), k.clock.Now()
+	hold, err := k.holdNode(ctx, st)
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	ctx, release := t.keepNode(ctx)
-	defer release()
-	l, err := t.begin(ctx)
-	if err != nil {
-		return cmp.Or(lost(ctx), err)
+	holdLoop := newStoppable(hold.Keep)
+	ctx, release := keepNode(ctx, holdLoop)
+	recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
+	t := &term{
+		process:  k,
+		store:    st,
+		late:     late,
+		began:    began,
+		hold:     hold,
+		holdLoop: holdLoop,
+		events:   podEvents{recorder: recorder},
+		recorder: recorder,
+		ofNode:   nodeEvents{recorder: recorder, node: k.NodeName, log: k.Log},
+		closers:  []func(){stop},
 	}
-	known := l.cells.List()
-	k.metrics.Known(known)
-	k.leading.Store(l)
-	defer k.leading.Store(nil)
-	err = runParts(ctx, l.parts(known))
+	defer t.close()
+	defer release()
+	err = t.work(ctx)
 	return cmp.Or(lost(ctx), err)
 }
 
-// begin makes what works while this process leads, and loads the cells.
-func (t term) begin(ctx context.Context) (*leading, error) {
-	t.reportEvents(ctx)
-	toCloud, err := t.openCloud(ctx)
+// work makes what works in a term, loads the cells, and runs it all until ctx ends.
+func (t *term) work(ctx context.Context) error {
+	l, err := t.begin(ctx)
+	if err != nil {
+		return err
+	}
+	socket, err := l.openSocket()
+	if err != nil {
+		return err
+	}
+	if err := l.cells.controller.Load(ctx, l.observers()...); err != nil {
+		return err
+	}
+	known := l.cells.controller.List()
+	t.metrics.Known(known)
+	t.leading.Store(l)
+	defer t.leading.Store(nil)
+	return runParts(ctx, l.parts(socket, known))
+}
+
+// begin makes what works while this process leads.
+func (t *term) begin(ctx context.Context) (*leading, error) {
+	cloud, err := t.openCloud(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ofNodes, err := toCloud.openNodes(ctx)
+	nodes, err := t.openNodes(ctx, cloud)
 	if err != nil {
 		return nil, err
 	}
-	ofCluster, err := ofNodes.followCluster(ctx)
+	cluster, err := t.followCluster(ctx, cloud, nodes)
 	if err != nil {
 		return nil, err
 	}
-	ofCells, err := ofCluster.keepCells(ctx)
+	cells, err := t.keepCells(ctx, cloud, nodes, cluster)
 	if err != nil {
 		return nil, err
 	}
-	ofPods, err := ofCells.matchPods()
+	pods, err := t.matchPods(cloud, nodes, cluster, cells)
 	if err != nil {
 		return nil, err
 	}
-	l, err := ofPods.serve(ctx)
+	kubelets, err := t.serveNodes(ctx, cloud, nodes, cluster, cells, pods)
 	if err != nil {
 		return nil, err
 	}
-	return l, l.cells.Load(ctx)
+	return &leading{
+		term:        t,
+		cloud:       cloud,
+		nodes:       nodes,
+		cluster:     cluster,
+		cells:       cells,
+		pods:        pods,
+		kubelets:    kubelets,
+		crdAnswered: make(chan struct{}),
+	}, nil
+}
+
+// observers are told what becomes of cells, in this order. The metrics come before the pods: a pod acts when it is told that its cell is
+// gone, and the start of its next cell counts by what the metrics know of the last. Otherwise the order does not matter: no other
+// observer asks for what another knows.
+func (l *leading) observers() []cells.Observer {
+	return []cells.Observer{
+		l.metrics,
+		l.cells.mirror,
+		l.pods.controller,
+		isolated{firewalls: l.cluster.firewalls},
+		learning{types: l.cloud.instanceTypes},
+	}
 }
 
 // parts are all that runs while this process leads.
-func (l *leading) parts(known []cells.Cell) []part {
+func (l *leading) parts(socket *adminapi.Server, known []cells.Cell) []part {
 	return []part{
 		{name: "stall meter", run: l.late.Run},
-		{name: "local socket", run: l.socket.Run},
-		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
-		{name: "shortages", run: l.shortages.keep},
-		{name: "facts", run: l.facts.keep},
-		{name: "catalogue", run: l.instanceTypes.Run},
-		{name: "meter", run: l.meter.Run},
-		{name: "provisioner", run: l.provisioner.Run, left: l.provisioner == nil},
+		{name: "local socket", run: socket.Run},
+		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.kubelets.clientCA) }},
+		{name: "shortages", run: l.cloud.shortages.keep},
+		{name: "facts", run: l.cloud.facts.keep},
+		{name: "catalogue", run: l.cloud.instanceTypes.Run},
+		{name: "meter", run: l.cells.meter.Run},
+		{name: "provisioner", run: l.nodes.provisioner.Run, left: l.nodes.provisioner == nil},
 		{
 			name: "egress",
-			run:  func(ctx context.Context) error { return l.egress.Run(ctx, l.firewalls.MasqueradeChanged) },
-			left: l.egress == nil,
+			run: func(ctx context.Context) error {
+				return l.cluster.egress.Run(ctx, l.cluster.firewalls.MasqueradeChanged)
+			},
+			left: l.cluster.egress == nil,
 		},
-		{name: "pods on no node", run: func(ctx context.Context) error { return l.reportUnplaced(ctx, l.nodes.KeptAway) }},
-		{name: "pod informer", run: l.nodeController.Follow}, // and the kubelet port, of each node
-		{name: "cell API", run: l.cellAPI.Run},
-		{name: "firewalls", run: l.firewalls.Run},
+		{name: "pods on no node", run: func(ctx context.Context) error { return l.reportUnplaced(ctx, l.nodes.all.KeptAway) }},
+		{name: "pod informer", run: l.kubelets.controller.Follow}, // and the kubelet port, of each node
+		{name: "cell API", run: l.cluster.cellAPI.Run},
+		{name: "firewalls", run: l.cluster.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
-		{name: "cells", run: l.cells.Run},
-		{name: "rotation of the CA", run: l.rotation.Run},
-		{name: "cloud-init file", run: l.cloudInit.Run},
-		{name: "saved logs", run: l.sweepLogs},
+		{name: "cells", run: l.cells.controller.Run},
+		{name: "rotation of the CA", run: l.cells.rotation.Run},
+		{name: "cloud-init file", run: l.cells.cloudInit.Run},
+		{name: "saved logs", run: func(ctx context.Context) error { return l.cluster.logs.sweep(ctx, l.clock) }},
 		{
 			name:  "cell mirror",
 			run:   func(ctx context.Context) error { return l.mirrorCells(ctx, known) },
@@ -142,14 +186,14 @@ func (l *leading) parts(known []cells.Cell) []part {
 		{
 			name:  "pods of the node",
 			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
-			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
+			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.all.Pods().HasSynced) },
 		},
-		{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodeController.Registered},
-		{name: "capacity of virtual nodes", run: l.nodeController.KeepCapacity},
-		{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
+		{name: "virtual node", run: l.kubelets.loop.Run, ready: l.kubelets.controller.Registered},
+		{name: "capacity of virtual nodes", run: l.kubelets.controller.KeepCapacity},
+		{name: "claims of pods", run: func(ctx context.Context) error { l.pods.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
-		{name: "pods", run: l.pods.Run},
+		{name: "pods", run: l.pods.controller.Run},
 	}
 }
 
@@ -175,20 +219,12 @@ func (n nodeEvents) Report(e events.Event) {
 }
 
 // atEnd has f called when this process leads no more, the last given first.
-func (t *term) atEnd(f func()) { *t.closers = append(*t.closers, f) }
+func (t *term) atEnd(f func()) { t.closers = append(t.closers, f) }
 
 func (t *term) close() {
-	for _, f := range slices.Backward(*t.closers) {
+	for _, f := range slices.Backward(t.closers) {
 		f()
 	}
-}
-
-// reportEvents makes what reports Events, which the cloud does, too.
-func (t *term) reportEvents(ctx context.Context) {
-	recorder, stop := t.api.eventRecorder(ctx, t.NodeName)
-	t.recorder, t.events = recorder, podEvents{recorder: recorder}
-	t.ofNode = nodeEvents{recorder: recorder, node: t.NodeName, log: t.Log}
-	t.atEnd(stop)
 }
 
 // nameTag is the name of what this Kip makes in the cloud, for people.

@@ -86,21 +86,18 @@ func TestAKipWithCellsOrDisksInAnotherRegionDoesNotStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &cloudSide{
-			term: term{
-				process: &process{
-					Options: Options{NodeName: "kip"},
-					cfg:     &config.Config{},
-					api: &apiServer{asProvisioner: fake.NewClientset(&corev1.PersistentVolume{
-						ObjectMeta: metav1.ObjectMeta{Name: "pvc-a"},
-						Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: tc.volume}},
-					})},
-				},
-				store: st,
+		l := &term{
+			process: &process{
+				Options: Options{NodeName: "kip"},
+				cfg:     &config.Config{},
+				api: &apiServer{asProvisioner: fake.NewClientset(&corev1.PersistentVolume{
+					ObjectMeta: metav1.ObjectMeta{Name: "pvc-a"},
+					Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: tc.volume}},
+				})},
 			},
-			machines: pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}),
+			store: st,
 		}
-		err = l.checkRegion(t.Context())
+		err = l.checkRegion(t.Context(), pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}))
 		if text := ""; err != nil {
 			text = err.Error()
 			if tc.want == "" || !strings.HasSuffix(text, tc.want) {
@@ -125,7 +122,7 @@ func TestTheRegionIsCheckedBeforeTheCloudIsAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := term{process: k, store: st, closers: &[]func(){}}
+	l := &term{process: k, store: st}
 	defer l.close()
 	if _, err := l.openCloud(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud.aws.region: eu-west-1 is not valid") {
 		t.Errorf("with cells in us-east-1: %v", err)

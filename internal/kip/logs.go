@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // savedLogs are those of pods that have ended.
@@ -23,10 +24,6 @@ type savedLogs struct {
 }
 
 var _ cells.Logs = savedLogs{}
-
-func (l *clusterSide) savedLogs() savedLogs {
-	return savedLogs{nodes: l.nodes, saver: l.logs, log: l.Log}
-}
 
 // SaveLogs keeps the logs of all containers of a cell's pod.
 func (s savedLogs) SaveLogs(ctx context.Context, cell cells.Cell, agent agentapi.Conn) error {
@@ -75,19 +72,19 @@ const (
 	logMaxAge = 7 * 24 * time.Hour
 )
 
-// sweepLogs removes the saved logs of pods that no longer exist. It needs the list of
+// sweep removes the saved logs of pods that no longer exist, until ctx ends. It needs the list of
 // those that do.
-func (l *clusterSide) sweepLogs(ctx context.Context) error {
-	cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced)
-	tick := l.clock.NewTicker(logSweep)
+func (s savedLogs) sweep(ctx context.Context, clock clock.WithTicker) error {
+	cache.WaitForCacheSync(ctx.Done(), s.nodes.Pods().HasSynced)
+	tick := clock.NewTicker(logSweep)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		exists := map[types.UID]bool{}
-		for _, pod := range watches.List(l.nodes.Pods()) {
+		for _, pod := range watches.List(s.nodes.Pods()) {
 			exists[pod.UID] = true
 		}
-		if err := l.logs.Sweep(func(uid types.UID) bool { return exists[uid] }, logMaxAge); err != nil {
-			l.Log.Warn("sweep saved logs", "err", err)
+		if err := s.saver.Sweep(func(uid types.UID) bool { return exists[uid] }, logMaxAge); err != nil {
+			s.log.Warn("sweep saved logs", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -30,7 +30,7 @@ func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
 	}) {
 		return nil
 	}
-	return l.mirror.Run(ctx, known)
+	return l.cells.mirror.Run(ctx, known)
 }
 
 // crdWait is what awaitCRD needs.

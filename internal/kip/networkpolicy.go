@@ -6,6 +6,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/networkpolicy"
 	"github.com/elotl/kip/internal/placement"
@@ -74,23 +75,23 @@ func (a *apiServer) protobuf() (kubernetes.Interface, error) {
 }
 
 // openEgress makes what knows where pods' packets leave with their cell's address; nil where none do.
-func (l *nodeSide) openEgress(ctx context.Context) (*egress.Egress, error) {
-	ways := l.machines.Optional().Egress
-	if ways == nil || !l.cfg.Cells.Masquerade {
+func (t *term) openEgress(ctx context.Context, machines *pipe.Pipe) (*egress.Egress, error) {
+	ways := machines.Optional().Egress
+	if ways == nil || !t.cfg.Cells.Masquerade {
 		return nil, nil
 	}
 	return egress.Open(ctx, egress.Config{
 		Cloud: ways,
-		Store: l.store,
-		Clock: l.clock,
-		Log:   l.Log,
+		Store: t.store,
+		Clock: t.clock,
+		Log:   t.Log,
 	})
 }
 
 // masquerade is what firewalls ask; nil where no cell masquerades.
-func (l *clusterSide) masquerade() func(subnet string) (except []netip.Prefix, does, known bool) {
-	if l.egress == nil {
+func masquerade(out *egress.Egress) func(subnet string) (except []netip.Prefix, does, known bool) {
+	if out == nil {
 		return nil
 	}
-	return l.egress.Masquerade
+	return out.Masquerade
 }

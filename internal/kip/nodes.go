@@ -3,6 +3,8 @@ package kip
 import (
 	"context"
 
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cleanup"
 	"github.com/elotl/kip/internal/node"
@@ -12,91 +14,94 @@ import (
 
 // nodeSide is which virtual nodes there are.
 type nodeSide struct {
-	cloudSide
-	nodes       *nodes.Nodes
+	all         *nodes.Nodes
 	provisioner *provisioner.Provisioner // nil without disks
 }
 
 // openNodes finds out which virtual nodes there are, and makes what makes disks for their pods.
-func (c cloudSide) openNodes(ctx context.Context) (l nodeSide, err error) {
-	l.cloudSide = c
-	l.nodes, err = nodes.Open(ctx, nodes.Config{
-		Name:          l.NodeName,
-		ControllerID:  l.controllerID,
-		File:          l.ProviderConfig,
-		Config:        l.cfg,
-		Store:         l.store,
-		InstanceTypes: l.instanceTypes,
-		Shortages:     l.shortages.shortages,
-		Bounder:       l.machines.Optional().Bounder,
-		Region:        l.machines.Capabilities().Region,
-		HasDisks:      l.disks != nil,
-		CloudDriver:   l.cloudDriver(),
-		Client:        l.api.asKip,
-		Reviews:       l.api.reviews,
-		Clients:       l.api,
-		Recorder:      l.recorder,
-		Flags:         l.Options,
-		KubeletPort:   l.KubeletPort,
-		Watchdog:      l.watchdog,
-		Clock:         l.clock,
-		Log:           l.Log,
+func (t *term) openNodes(ctx context.Context, c cloudSide) (nodeSide, error) {
+	all, err := nodes.Open(ctx, nodes.Config{
+		Name:          t.NodeName,
+		ControllerID:  t.controllerID,
+		File:          t.ProviderConfig,
+		Config:        t.cfg,
+		Store:         t.store,
+		InstanceTypes: c.instanceTypes,
+		Shortages:     c.shortages.shortages,
+		Bounder:       c.machines.Optional().Bounder,
+		Region:        c.machines.Capabilities().Region,
+		HasDisks:      c.disks != nil,
+		CloudDriver:   c.cloudDriver(),
+		Client:        t.api.asKip,
+		Reviews:       t.api.reviews,
+		Clients:       t.api,
+		Recorder:      t.recorder,
+		Flags:         t.Options,
+		KubeletPort:   t.KubeletPort,
+		Watchdog:      t.watchdog,
+		Clock:         t.clock,
+		Log:           t.Log,
 	})
 	if err != nil {
-		return l, err
+		return nodeSide{}, err
 	}
-	l.provisioner, err = l.openProvisioner(ctx)
-	return l, err
+	disks, err := t.openProvisioner(ctx, c, all)
+	return nodeSide{all: all, provisioner: disks}, err
 }
 
 // openProvisioner makes what makes disks for claims; nil where the cloud has none.
-func (l *nodeSide) openProvisioner(ctx context.Context) (*provisioner.Provisioner, error) {
-	if l.disks == nil {
+func (t *term) openProvisioner(ctx context.Context, c cloudSide, all *nodes.Nodes) (*provisioner.Provisioner, error) {
+	if c.disks == nil {
 		return nil, nil
 	}
 	return provisioner.New(ctx, provisioner.Config{
-		Node:         l.NodeName,
-		ControllerID: l.controllerID,
+		Node:         t.NodeName,
+		ControllerID: t.controllerID,
 		NodeLabel:    apiv1.LabelController,
-		NameTag:      l.nameTag(),
-		Disks:        l.disks,
-		Checker:      l.machines.Optional().DiskChecker,
-		Grower:       l.machines.Optional().DiskGrower,
-		ListLag:      l.machines.Capabilities().ListLag,
-		Nodes:        l.nodes,
-		Client:       l.api.asProvisioner,
-		Queues:       l.metrics.WorkqueueProvider(),
-		Clock:        l.clock,
-		Log:          l.Log,
+		NameTag:      t.nameTag(),
+		Disks:        c.disks,
+		Checker:      c.machines.Optional().DiskChecker,
+		Grower:       c.machines.Optional().DiskGrower,
+		ListLag:      c.machines.Capabilities().ListLag,
+		Nodes:        all,
+		Client:       t.api.asProvisioner,
+		Queues:       t.metrics.WorkqueueProvider(),
+		Clock:        t.clock,
+		Log:          t.Log,
 	})
 }
 
-// serve makes what the API server sees of the virtual nodes and what answers it like their kubelets, and the local socket.
-func (p podSide) serve(ctx context.Context) (l *leading, err error) {
-	l = &leading{podSide: p, crdAnswered: make(chan struct{})}
-	if l.clientCA, err = node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log); err != nil {
-		return nil, err
+// kubeletSide is what the API server sees of the virtual nodes, and what answers it like their kubelets.
+type kubeletSide struct {
+	clientCA   dynamiccertificates.CAContentProvider // of those who call the kubelet ports
+	controller *nodes.Controller                     // serves them
+	loop       *stoppable                            // keeps the nodes
+}
+
+// serveNodes makes what the API server sees of the virtual nodes, and what answers it like their kubelets.
+func (t *term) serveNodes(ctx context.Context, c cloudSide, n nodeSide, f clusterSide, k cellSide, p podSide) (kubeletSide, error) {
+	clientCA, err := node.ClientCA(ctx, t.ClientCA, t.api.asKip, t.Log)
+	if err != nil {
+		return kubeletSide{}, err
 	}
-	l.nodeController, err = nodes.New(ctx, l.nodes, nodes.Equipment{
-		Cells:        l.cells,
-		Endpoints:    endpoints{cells: l.cells, loop: l.pods, logs: l.logs, copies: l.cellAPI},
-		Observer:     nodeObserver{Metrics: l.metrics, cellAPI: l.cellAPI},
-		Logs:         l.logs,
-		Certificates: l.certificates(),
-		ClientCA:     l.clientCA,
+	controller, err := nodes.New(ctx, n.all, nodes.Equipment{
+		Cells:        k.controller,
+		Endpoints:    endpoints{cells: k.controller, loop: p.controller, logs: f.logs.saver, copies: f.cellAPI},
+		Observer:     nodeObserver{Metrics: t.metrics, cellAPI: f.cellAPI},
+		Logs:         f.logs.saver,
+		Certificates: t.certificates(c, n.all),
+		ClientCA:     clientCA,
 	})
 	if err != nil {
-		return nil, err
+		return kubeletSide{}, err
 	}
-	l.atEnd(l.nodeController.Close)
-	l.nodeLoop = newStoppable(l.nodeController.Keep)
-	l.socket, err = l.openSocket()
-	return l, err
+	t.atEnd(controller.Close)
+	return kubeletSide{clientCA: clientCA, controller: controller, loop: newStoppable(controller.Keep)}, nil
 }
 
 // ofCleanup are the nodes for which a cleanup acts: those that are Kip's own.
 func (l *leading) ofCleanup() (list []cleanup.Node) {
-	for _, n := range l.nodes.Own() {
+	for _, n := range l.nodes.all.Own() {
 		list = append(list, cleanup.Node{Name: n.Name, Client: n.Client})
 	}
 	return list

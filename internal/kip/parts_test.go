@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/elotl/kip/internal/metrics"
+	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/provisioner"
 )
 
@@ -172,11 +174,10 @@ func TestTheFirstFailureIsTheOneThatIsTold(t *testing.T) {
 }
 
 func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
-	l := &leading{}
-	l.process, l.provisioner = &process{}, &provisioner.Provisioner{}
+	l := &leading{term: &term{process: &process{}}, nodes: nodeSide{provisioner: &provisioner.Provisioner{}}}
 	place := map[string]int{}
 	waits := map[string]bool{}
-	for i, p := range l.parts(nil) {
+	for i, p := range l.parts(nil, nil) {
 		if _, twice := place[p.name]; twice || p.name == "" || p.run == nil {
 			t.Errorf("part %d is called %q, and runs: %t", i, p.name, p.run != nil)
 		}
@@ -213,5 +214,22 @@ func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
 	}
 	if _, ok := place["provisioner"]; !ok {
 		t.Error("there is no provisioner, although there are disks")
+	}
+}
+
+// The start of a pod's next cell counts by what the metrics know of its last one, and pods ask for it once they are told.
+func TestMetricsAreToldOfCellsBeforePodsAct(t *testing.T) {
+	l := &leading{term: &term{process: &process{}}}
+	counted, acted := -1, -1
+	for at, o := range l.observers() {
+		switch o.(type) {
+		case *metrics.Metrics:
+			counted = at
+		case *pods.Controller:
+			acted = at
+		}
+	}
+	if counted < 0 || acted < counted {
+		t.Errorf("metrics are told in place %d, pods in place %d", counted, acted)
 	}
 }

@@ -9,50 +9,47 @@ import (
 
 // podSide matches pods to cells.
 type podSide struct {
-	cellSide
-	claims cache.SharedIndexInformer
-	pods   *pods.Controller
+	claims     cache.SharedIndexInformer
+	controller *pods.Controller
 }
 
 // matchPods makes the loop that matches pods to cells.
-func (c cellSide) matchPods() (l podSide, err error) {
-	l.cellSide = c
-	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
-	if l.provisioner != nil {
-		resolver.Owned, resolver.Others, resolver.CloudDriver = l.provisioner.Owned, l.provisioner.Others, l.cloudDriver()
-		resolver.Attachable, resolver.OurInstance = l.provisioner.Attachable, l.cells.HasInstance
+func (t *term) matchPods(c cloudSide, n nodeSide, f clusterSide, k cellSide) (podSide, error) {
+	resolver := volumes.Resolver{Client: t.api.asKip.CoreV1(), Drivers: t.api.csiDrivers(t.cfg)}
+	if p := n.provisioner; p != nil {
+		resolver.Owned, resolver.Others, resolver.CloudDriver = p.Owned, p.Others, c.cloudDriver()
+		resolver.Attachable, resolver.OurInstance = p.Attachable, k.controller.HasInstance
 	}
-	if l.claims, err = volumes.WatchClaims(l.api.asKip); err != nil {
-		return l, err
+	claims, err := volumes.WatchClaims(t.api.asKip)
+	if err != nil {
+		return podSide{}, err
 	}
-	l.pods, err = pods.New(pods.Config{
-		Pods:        l.nodes.Pods(),
-		Nodes:       l.nodes,
-		Cells:       l.cells,
+	controller, err := pods.New(pods.Config{
+		Pods:        n.all.Pods(),
+		Nodes:       n.all,
+		Cells:       k.controller,
 		Volumes:     resolver,
-		Claims:      l.claims,
-		Options:     launchOptions(l.cfg),
-		Grants:      grants(l.cfg),
-		DaemonSets:  l.daemonSets,
-		Copies:      l.cellAPI,
-		CostLabels:  l.cfg.Costs.Labels,
-		Events:      l.events,
-		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs(), cells: l.cells},
-		MaxAttempts: l.cfg.Cells.MaxAttempts,
-		MaxAge:      l.cfg.Cells.MaxAge,
-		Leadership:  l.store,
-		Watchdog:    l.watchdog,
-		Queues:      l.metrics.WorkqueueProvider(),
-		Clock:       l.clock,
-		Log:         l.Log,
+		Claims:      claims,
+		Options:     launchOptions(t.cfg),
+		Grants:      grants(t.cfg),
+		DaemonSets:  f.daemonSets,
+		Copies:      f.cellAPI,
+		CostLabels:  t.cfg.Costs.Labels,
+		Events:      t.events,
+		Observer:    podObserver{metrics: t.metrics, logs: f.logs, cells: k.controller},
+		MaxAttempts: t.cfg.Cells.MaxAttempts,
+		MaxAge:      t.cfg.Cells.MaxAge,
+		Leadership:  t.store,
+		Watchdog:    t.watchdog,
+		Queues:      t.metrics.WorkqueueProvider(),
+		Clock:       t.clock,
+		Log:         t.Log,
 
-		SharedKernel: l.machines.Capabilities().SharedKernel,
+		SharedKernel: c.machines.Capabilities().SharedKernel,
 	})
 	if err != nil {
-		return l, err
+		return podSide{}, err
 	}
-	l.cells.Observe(isolated{firewalls: l.firewalls})
-	l.cells.Observe(learning{types: l.instanceTypes})
-	l.atEnd(l.pods.Close)
-	return l, nil
+	t.atEnd(controller.Close)
+	return podSide{claims: claims, controller: controller}, nil
 }

@@ -52,17 +52,17 @@ type certificates struct {
 
 var _ nodes.Certificates = certificates{}
 
-func (l *nodeSide) certificates() certificates {
+func (t *term) certificates(c cloudSide, all *nodes.Nodes) certificates {
 	return certificates{
-		Options:   l.Options,
-		config:    l.cfg.ServingCertificate,
-		authority: l.ca.Signing,
-		store:     l.store,
-		sealer:    l.sealer,
-		asKip:     l.api.asKip,
-		clients:   l.api,
-		event:     l.nodes.Event,
-		clock:     l.clock,
+		Options:   t.Options,
+		config:    t.cfg.ServingCertificate,
+		authority: c.ca.Signing,
+		store:     t.store,
+		sealer:    c.sealer,
+		asKip:     t.api.asKip,
+		clients:   t.api,
+		event:     all.Event,
+		clock:     t.clock,
 	}
 }
 

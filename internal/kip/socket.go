@@ -25,14 +25,14 @@ func (l *leading) openSocket() (*adminapi.Server, error) {
 	cleaner := cleanup.New(cleanup.Config{
 		Nodes:        l.ofCleanup,
 		ControllerID: l.controllerID,
-		Pods:         l.nodes.ListPods,
-		Pause:        l.pods.Pause,
-		Cells:        l.cells,
-		Status:       l.mirror.Status,
-		Cloud:        l.machines,
-		Guard:        l.guard,
-		Disks:        l.disks,
-		ListLag:      l.machines.Capabilities().ListLag,
+		Pods:         l.nodes.all.ListPods,
+		Pause:        l.pods.controller.Pause,
+		Cells:        l.cells.controller,
+		Status:       l.cells.mirror.Status,
+		Cloud:        l.cloud.machines,
+		Guard:        l.cloud.guard,
+		Disks:        l.cloud.disks,
+		ListLag:      l.cloud.machines.Capabilities().ListLag,
 		AsKip:        l.api.asKip,
 		Resources:    l.api.ownDynamic.Resource(apiv1.Resource),
 		Store:        l.store,
@@ -47,18 +47,18 @@ func (l *leading) openSocket() (*adminapi.Server, error) {
 		Costs:      l.costs,
 		Backup:     l.backup,
 		Cleaner:    cleaner,
-		Holder:     heldBack{guard: l.guard},
-		Generation: storeGeneration{Controller: l.cells},
-		CAKeeper:   l.rotation,
+		Holder:     heldBack{guard: l.cloud.guard},
+		Generation: storeGeneration{Controller: l.cells.controller},
+		CAKeeper:   l.cells.rotation,
 		Explainer: explain.New(explain.Config{
 			Node:          l.NodeName,
-			Pods:          l.nodes.Pods().GetStore(),
-			Loop:          l.pods,
-			Cells:         l.cells,
-			Mirror:        l.mirror,
-			Shortages:     l.shortages.shortages,
-			InstanceTypes: l.instanceTypes,
-			Console:       consolesOf(l.machines.Optional().Console),
+			Pods:          l.nodes.all.Pods().GetStore(),
+			Loop:          l.pods.controller,
+			Cells:         l.cells.controller,
+			Mirror:        l.cells.mirror,
+			Shortages:     l.cloud.shortages.shortages,
+			InstanceTypes: l.cloud.instanceTypes,
+			Console:       consolesOf(l.cloud.machines.Optional().Console),
 		}),
 		Log: l.Log,
 	})
@@ -85,9 +85,9 @@ func (c consoles) Console(ctx context.Context, instance string) ([]byte, error) 
 
 // usage is what each cell has asked of its API.
 func (l *leading) usage() []adminapi.CellUsage {
-	asked := l.cellAPI.Usage()
+	asked := l.cluster.cellAPI.Usage()
 	all := make([]adminapi.CellUsage, 0, len(asked))
-	for _, c := range l.cells.List() {
+	for _, c := range l.cells.controller.List() {
 		u, is := asked[c.ID]
 		if !is {
 			continue
@@ -107,7 +107,7 @@ func (l *leading) usage() []adminapi.CellUsage {
 
 // costs is what was spent.
 func (l *leading) costs(ctx context.Context, q adminapi.CostQuery) (adminapi.Costs, error) {
-	return explain.Costs(ctx, l.cells, l.cfg.Costs.Labels, q)
+	return explain.Costs(ctx, l.cells.controller, l.cfg.Costs.Labels, q)
 }
 
 // heldBack shows what the guard holds back.

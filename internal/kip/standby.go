@@ -8,19 +8,20 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/offering"
 )
 
 // standbyPools are the pools of cells.standbyCells.
-func (l *nodeSide) standbyPools() ([]cells.Pool, error) {
-	if err := l.cfg.CheckStopped(l.machines.Optional().Stopper != nil); err != nil {
+func (t *term) standbyPools(c cloudSide, all *nodes.Nodes) ([]cells.Pool, error) {
+	if err := t.cfg.CheckStopped(c.machines.Optional().Stopper != nil); err != nil {
 		return nil, err
 	}
 	var pools []cells.Pool
-	for i, s := range l.cfg.Cells.StandbyCells {
-		pool, err := l.standbyPool(s)
+	for i, s := range t.cfg.Cells.StandbyCells {
+		pool, err := t.standbyPool(c, all, s)
 		if err != nil {
-			return nil, fmt.Errorf("%s: cells.standbyCells[%d]%w", l.ProviderConfig, i, err)
+			return nil, fmt.Errorf("%s: cells.standbyCells[%d]%w", t.ProviderConfig, i, err)
 		}
 		pools = append(pools, pool)
 	}
@@ -29,9 +30,9 @@ func (l *nodeSide) standbyPools() ([]cells.Pool, error) {
 
 // standbyPool is one of them. The text of an error goes on where the name of its key
 // ends.
-func (l *nodeSide) standbyPool(s config.StandbyCells) (cells.Pool, error) {
-	if !slices.ContainsFunc(l.instanceTypes.Types(), func(t catalog.InstanceType) bool { return t.Name == s.InstanceType }) {
-		return cells.Pool{}, fmt.Errorf(".instanceType: %q is not a type of cloud.%s here", s.InstanceType, l.machines.Name())
+func (t *term) standbyPool(c cloudSide, all *nodes.Nodes, s config.StandbyCells) (cells.Pool, error) {
+	if !slices.ContainsFunc(c.instanceTypes.Types(), func(is catalog.InstanceType) bool { return is.Name == s.InstanceType }) {
+		return cells.Pool{}, fmt.Errorf(".instanceType: %q is not a type of cloud.%s here", s.InstanceType, c.machines.Name())
 	}
 	name := s.InstanceType
 	if s.Zone != "" {
@@ -46,12 +47,12 @@ func (l *nodeSide) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	if s.Stopped {
 		name += "/stopped"
 	}
-	disk := l.cfg.Cells.DefaultVolumeSize.Value()
-	if len(offeringsOfPool(l.instanceTypes.Types(), s, disk, name)) == 0 {
+	disk := t.cfg.Cells.DefaultVolumeSize.Value()
+	if len(offeringsOfPool(c.instanceTypes.Types(), s, disk, name)) == 0 {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
 	useless := func(o offering.Offering) bool {
-		_, is := l.nodes.NodeWith(o)
+		_, is := all.NodeWith(o)
 		return !is
 	}
 	return cells.Pool{
@@ -60,11 +61,11 @@ func (l *nodeSide) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		Stopped: s.Stopped,
 		Useless: useless,
 		Offerings: func() ([]offering.Offering, error) {
-			all := slices.DeleteFunc(offeringsOfPool(l.instanceTypes.Types(), s, disk, name), useless)
-			if len(all) == 0 {
+			used := slices.DeleteFunc(offeringsOfPool(c.instanceTypes.Types(), s, disk, name), useless)
+			if len(used) == 0 {
 				return nil, fmt.Errorf("%s is what no virtual node offers: its cells would get no pod", name)
 			}
-			left := slices.DeleteFunc(all, l.shortages.Unavailable)
+			left := slices.DeleteFunc(used, c.shortages.Unavailable)
 			if len(left) == 0 {
 				return nil, fmt.Errorf("%s has no capacity now: %w", name, cloud.ErrCapacity)
 			}

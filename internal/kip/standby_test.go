@@ -41,13 +41,11 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	defer simulated.Close()
 	k := newProcess(t)
 	k.ProviderConfig, k.cfg = file, cfg
-	toCloud := cloudSide{
-		term:     term{process: k, store: store.Memory(nil)},
-		machines: pipe.New(pipe.Config{Cloud: simulated, Clock: k.clock}),
-	}
+	l := &term{process: k, store: store.Memory(nil)}
+	toCloud := cloudSide{machines: pipe.New(pipe.Config{Cloud: simulated, Clock: k.clock})}
 	toCloud.instanceTypes, err = instancetypes.Open(t.Context(), instancetypes.Config{
 		Cloud:     toCloud.machines,
-		Store:     toCloud.store,
+		Store:     l.store,
 		Placement: placement.Config{DefaultInstanceType: "small"},
 		Clock:     k.clock,
 		Log:       silent,
@@ -55,14 +53,14 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if toCloud.shortages, err = loadShortages(t.Context(), toCloud.store, k.clock, silent); err != nil {
+	if toCloud.shortages, err = loadShortages(t.Context(), l.store, k.clock, silent); err != nil {
 		t.Fatal(err)
 	}
-	l, err := toCloud.openNodes(t.Context())
+	nodes, err := l.openNodes(t.Context(), toCloud)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool, err := l.standbyPool(config.StandbyCells{InstanceType: "small", Count: 1})
+	pool, err := l.standbyPool(toCloud, nodes.all, config.StandbyCells{InstanceType: "small", Count: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

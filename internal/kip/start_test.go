@@ -221,28 +221,28 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 		}
 	}
 	l := k.leading.Load()
-	if cell, has := l.cells.ForPod(pod.UID); !has || cell.Phase != apiv1.Bound {
+	if cell, has := l.cells.controller.ForPod(pod.UID); !has || cell.Phase != apiv1.Bound {
 		t.Errorf("the pod's cell is %+v", cell)
 	}
 	if err := l.podsListed(); err == nil {
 		t.Error("Kip says that it knows its pods")
 	}
-	if got := l.savedLogs().SaveLogs(deadlineGone(t), cells.Cell{Pod: pod}, nil); !errors.Is(got, nodes.ErrNotListed) {
+	if got := l.cluster.logs.SaveLogs(deadlineGone(t), cells.Cell{Pod: pod}, nil); !errors.Is(got, nodes.ErrNotListed) {
 		t.Errorf("the logs of a pod that may exist: %v", got)
 	}
 	fetch := func(context.Context, string, bool) (io.ReadCloser, error) {
 		return io.NopCloser(strings.NewReader("a line")), nil
 	}
-	if err := l.logs.Save(t.Context(), "default", "pod", pod.UID, []string{"main"}, fetch); err != nil {
+	if err := l.cluster.logs.saver.Save(t.Context(), "default", "pod", pod.UID, []string{"main"}, fetch); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.sweepLogs(deadlineGone(t)); err != nil {
+	if err := l.cluster.logs.sweep(deadlineGone(t), k.clock); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(k.cfg.Etcd.Internal.DataDir, "podlogs", string(pod.UID))); err != nil {
 		t.Errorf("the saved logs of a pod that may exist: %v", err)
 	}
-	if chosen, err := l.nodes.Choose(t.Context(), &corev1.Pod{}, ""); err != nil || len(chosen.Offerings) == 0 {
+	if chosen, err := l.nodes.all.Choose(t.Context(), &corev1.Pod{}, ""); err != nil || len(chosen.Offerings) == 0 {
 		t.Errorf("by the stored catalogue a pod can have %v, %v", chosen.Offerings, err)
 	}
 }

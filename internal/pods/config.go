@@ -134,8 +134,6 @@ type Observer interface {
 
 // Cells is what this package needs of package cells.
 type Cells interface {
-	// Observe has an observer told of the cells.
-	Observe(cells.Observer)
 	// Request asks for a cell by those of the offerings that the pod's namespace can pay.
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Affords returns an error where the pod's namespace could pay none of the offerings, were its cell gone.

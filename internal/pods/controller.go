@@ -27,7 +27,7 @@ type Controller struct {
 
 var _ cells.Observer = (*Controller)(nil)
 
-// New returns a controller, which observes the cells; Run starts it.
+// New returns a controller, which is to observe the cells; Run starts it.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{cells: cfg.Cells, watchdog: cfg.Watchdog, ready: make(chan struct{})}
 	c.wireCore(cfg)
@@ -37,7 +37,6 @@ func New(cfg Config) (*Controller, error) {
 	if err := c.watching.watch(cfg, c.volumes); err != nil {
 		return nil, err
 	}
-	cfg.Cells.Observe(c)
 	if cfg.DaemonSets != nil {
 		cfg.Copies.ObserveCopies(c)
 	}

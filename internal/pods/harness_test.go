@@ -46,8 +46,6 @@ type modelCells struct {
 	beyond       string // the type that a budget does not allow
 }
 
-func (*modelCells) Observe(cells.Observer) {}
-
 func (m *modelCells) Behind() (string, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

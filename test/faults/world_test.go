@@ -561,7 +561,7 @@ func (k *kip) run() error {
 		unread()
 	}
 	w.mu.Unlock()
-	err = k.cells.Load(load)
+	err = k.cells.Load(load, k.pods)
 	unread()
 	if err != nil {
 		k.cancel()
