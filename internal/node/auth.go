@@ -152,14 +152,8 @@ type refusal struct {
 	err  error
 }
 
-// admit returns who asks, or why they may not. It removes the credentials from
-// the request: a cell has no business with them.
-func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
-	leave, refused := g.turn(r)
-	if refused != nil {
-		return nil, refused
-	}
-	defer leave()
+// identify returns who asks. It removes the credentials from the request: a cell has no business with them.
+func (g *gate) identify(r *http.Request) (user.Info, *refusal) {
 	response, ok, err := g.authn.AuthenticateRequest(r)
 	r.Header.Del("Authorization")
 	if err != nil || !ok {
@@ -168,11 +162,25 @@ func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
 		}
 		return nil, &refusal{http.StatusUnauthorized, err}
 	}
+	return response.User, nil
+}
+
+// admit returns who asks, or why they may not.
+func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
+	leave, refused := g.turn(r)
+	if refused != nil {
+		return nil, refused
+	}
+	defer leave()
+	who, refused := g.identify(r)
+	if refused != nil {
+		return nil, refused
+	}
 	verb := verbOf(r)
 	subresources := subresourcesOf(r.URL.Path)
 	for _, sub := range subresources {
 		decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{
-			User:            response.User,
+			User:            who,
 			Verb:            verb,
 			APIVersion:      "v1",
 			Resource:        "nodes",
@@ -183,14 +191,14 @@ func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
 		})
 		if err != nil {
 			return nil, &refusal{http.StatusInternalServerError, fmt.Errorf(
-				"authorization error (user=%s, verb=%s, resource=nodes, subresource=%s): %w", response.User.GetName(), verb, sub, err)}
+				"authorization error (user=%s, verb=%s, resource=nodes, subresource=%s): %w", who.GetName(), verb, sub, err)}
 		}
 		if decision == authorizer.DecisionAllow {
-			return response.User, nil
+			return who, nil
 		}
 	}
 	return nil, &refusal{http.StatusForbidden, fmt.Errorf("forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)",
-		response.User.GetName(), verb, subresources)}
+		who.GetName(), verb, subresources)}
 }
 
 // verbOf is the verb to ask for. It is the kubelet's, but for what runs or

@@ -116,15 +116,10 @@ func (g *gate) admitToCell(r *http.Request, verb, cell, sub string) (user.Info, 
 		return nil, refused
 	}
 	defer leave()
-	response, ok, err := g.authn.AuthenticateRequest(r)
-	r.Header.Del("Authorization")
-	if err != nil || !ok {
-		if err == nil {
-			err = errors.New("no credentials")
-		}
-		return nil, &refusal{http.StatusUnauthorized, err}
+	who, refused := g.identify(r)
+	if refused != nil {
+		return nil, refused
 	}
-	who := response.User
 	extra := map[string]authorizationv1.ExtraValue{}
 	for k, v := range who.GetExtra() {
 		extra[k] = v
