@@ -1,7 +1,7 @@
 // Package guard owns the termination guard of the pipe to the cloud: it decides whether an instance may end, and whether a disk, or what
 // an instance has left, may be deleted. It does not decide what is to end, or when a call is sent or retried. It calls no cloud.
 //
-// Three rules bound the ends that nobody has requested:
+// Three rules bound the ends that nobody has requested (rules.go):
 //
 //  1. A fresh lease vetoes the end. A cell that was heard in the last 40 seconds does not end. Time in which Kip could not hear a cell
 //     counts as heard.
@@ -16,7 +16,7 @@
 //
 //   - Before an end begins that nobody has requested (package cells, hold.go). A cell whose end is held back keeps its pod, and
 //     nothing is stored of its end.
-//   - Again within Admit, once the end is stored that counts for the limit (guard.go). While the store was waited for, the cell may
+//   - Again within Admit, once the end is stored that counts for the limit (count.go). While the store was waited for, the cell may
 //     have been heard.
 //   - Before the instance is terminated (package cells, terminatecalls.go). An instance without a cell comes to the guard here for the
 //     first time, and so does the end of a cell that never had a pod.
