@@ -74,7 +74,7 @@ type disruption struct {
 // evict evicts a pod if that may be now. It returns after how long to try again; 0 means when the pod changes.
 func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (again time.Duration, err error) {
 	if why := whyUndisrupted(pod); why != "" {
-		s.evicting.reportOnce(pod, d.cause, undisruptedStays, d.stays(why))
+		s.reportStays(pod, d.cause, d.stays(why))
 		return 0, nil
 	}
 	owner, _ := routeOf(pod)
@@ -94,6 +94,11 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 		d.tried(evicted)
 	}
 	return again, err
+}
+
+// reportStays reports, once, why a pod that could stay is not evicted for a cause.
+func (s *disrupting) reportStays(pod *corev1.Pod, cause evictionCause, said events.Event) {
+	s.evicting.reportOnce(pod, cause, undisruptedStays, said)
 }
 
 // replaceable reports whether another pod like this one would get a cell now. better is as in disruption.

@@ -28,6 +28,7 @@ type movingBack struct {
 	choosing   *choosing
 	nodes      Nodes
 	disrupting *disrupting
+	events     cells.Recorder
 	tried      *notes[time.Time] // when each pod was last to be evicted
 	random     backoff.Random
 	clock      clock.PassiveClock
@@ -111,7 +112,7 @@ func (s *movingBack) moveBack(ctx context.Context, pod *corev1.Pod, cell cells.C
 		return retry, nil
 	case !ranked:
 		why := "it has no other choice, or its machine is none of its choices"
-		s.disrupting.evicting.reportOnce(pod, betterChoice, undisruptedStays, events.NewMoveBackStays(why))
+		s.disrupting.reportStays(pod, betterChoice, events.NewMoveBackStays(why))
 		return longestLook, nil
 	}
 	until := s.noteRank(pod, cell, is, every)
@@ -218,7 +219,7 @@ func (s *movingBack) noteRank(pod *corev1.Pod, cell cells.Cell, is placement.Sta
 	until = last.until
 	s.mu.Unlock()
 	if !better && is.Rank > 1 {
-		s.disrupting.evicting.events.Event(apiv1.Ref(pod), events.NewMovedBackInVain(is.Rank, is.Of, until))
+		s.events.Event(apiv1.Ref(pod), events.NewMovedBackInVain(is.Rank, is.Of, until))
 	}
 	return until
 }

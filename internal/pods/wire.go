@@ -132,6 +132,7 @@ func (c *Controller) wireAttending(cfg Config) {
 		choosing:   c.choosing,
 		nodes:      cfg.Nodes,
 		disrupting: c.disrupting,
+		events:     cfg.Events,
 		tried:      newNotes[time.Time](c.registry),
 		random:     cfg.Random,
 		clock:      cfg.Clock,
