@@ -66,6 +66,13 @@ func (p *modelPlugins) agents(r *http.Request) *http.Response {
 	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(""))}
 }
 
+// mount says whether a volume is mounted.
+func (p *modelPlugins) mount(is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mounted = is
+}
+
 func (p *modelPlugins) done() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,6 +103,19 @@ func (b *bubble) requestPlugin(pod string) {
 	}
 }
 
+// releaseMounted lets the cell of pod a go while a volume is mounted, which is unmounted later.
+func (b *bubble) releaseMounted(p *modelPlugins) {
+	b.Helper()
+	p.mount(true)
+	b.cells.Release(ref("a").UID, "done", true)
+	b.later(5 * time.Second)
+	if got := b.phase("a"); got != apiv1.Draining {
+		b.Errorf("the cell is %s while a volume is mounted: want Draining", got)
+	}
+	p.mount(false)
+	b.later(10 * time.Second)
+}
+
 func TestPluginsWorkBeforeThePodIsShownAndUntilItsVolumesAreGone(t *testing.T) {
 	for name, restart := range map[string]bool{"": false, "with a restart in between": true} {
 		t.Run(name, func(t *testing.T) {
@@ -121,18 +141,7 @@ func TestPluginsWorkBeforeThePodIsShownAndUntilItsVolumesAreGone(t *testing.T) {
 				if got := b.phase("a"); got != apiv1.Bound {
 					t.Fatalf("the cell is %s; it was said %q", got, b.said())
 				}
-				p.mu.Lock()
-				p.mounted = true
-				p.mu.Unlock()
-				b.cells.Release(ref("a").UID, "done", true)
-				b.later(5 * time.Second)
-				if got := b.phase("a"); got != apiv1.Draining {
-					t.Errorf("the cell is %s while a volume is mounted: want Draining", got)
-				}
-				p.mu.Lock()
-				p.mounted = false
-				p.mu.Unlock()
-				b.later(10 * time.Second)
+				b.releaseMounted(p)
 				want := []string{`agent has [nfs {"a":1}]`, "shown", "asked to let go", "agent has []"}
 				if got := p.done(); !slices.Equal(got, want) { // after a restart it is shown again, and given nothing
 					t.Errorf("done %q: want %q", got, want)
@@ -166,9 +175,7 @@ func TestACellWhoseVolumesCannotBeUnmountedEndsAndSaysSo(t *testing.T) {
 	withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
 		b.requestPlugin("a")
 		b.later(10 * time.Second)
-		p.mu.Lock()
-		p.mounted = true
-		p.mu.Unlock()
+		p.mount(true)
 		b.cells.Release(ref("a").UID, "done", true)
 		b.later(2 * time.Minute)
 		if left := b.cloud.running(); len(left) != 0 {
@@ -242,15 +249,7 @@ func TestAPluginBesideThePodIsNotTheAgentsButItsVolumesAreFreed(t *testing.T) {
 				if got := b.phase("a"); got != apiv1.Bound {
 					t.Fatalf("the cell is %s; it was said %q", got, b.said())
 				}
-				p.mu.Lock()
-				p.mounted = true
-				p.mu.Unlock()
-				b.cells.Release(ref("a").UID, "done", true)
-				b.later(5 * time.Second)
-				p.mu.Lock()
-				p.mounted = false
-				p.mu.Unlock()
-				b.later(10 * time.Second)
+				b.releaseMounted(p)
 				if got := p.done(); !slices.Equal(got, tc.want) {
 					t.Errorf("done %q: want %q", got, tc.want)
 				}
