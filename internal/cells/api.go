@@ -41,6 +41,11 @@ func (c *Controller) Affords(ctx context.Context, r Request) error {
 	return c.launches.requests.affords(ctx, r)
 }
 
+// CurrentImage returns what a cell would boot if it were launched now; "" of a cloud that does not say.
+func (c *Controller) CurrentImage(ctx context.Context, cell Cell) (string, error) {
+	return c.launches.launching.resolving.image(ctx, cell)
+}
+
 // WouldTake returns the standby cell that a request would be given now.
 func (c *Controller) WouldTake(r Request) (Cell, bool) { return c.launches.standbys.wouldTake(r) }
 

@@ -213,6 +213,14 @@ func (c Cell) clone() Cell {
 	return c
 }
 
+// image is what the cell's machine has booted, in the cloud's own terms; "" where the cloud does not say.
+func (c *Cell) image() string {
+	if c.Launch == nil || c.Instance == nil {
+		return ""
+	}
+	return c.Launch.Image
+}
+
 // setInstance gives the cell its instance. Its launch was asked for when the cell was there,
 // and is known now, whatever the cloud's clock says: ages are taken from Kip's.
 func (c *Cell) setInstance(i cloud.Instance, now time.Time) {

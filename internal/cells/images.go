@@ -2,14 +2,12 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // imagesEvery is how often the mirror asks what cells would boot now. A launch tells it, too.
@@ -53,54 +51,24 @@ func (i *currentImages) learn(kind imageKind, id string, at time.Time) (changed 
 	return id != last.id
 }
 
-// old says what of a cell is older than what a cell has that is launched now, for people; "" for nothing that is known.
-func (i *currentImages) old(c *Cell, kip string) string {
-	var parts []string
+// isOld reports whether a cell has booted another image than cells of its kind boot now.
+func (i *currentImages) isOld(c *Cell) bool {
 	i.mu.Lock()
-	current := i.of[imageKindOf(c)].id
-	i.mu.Unlock()
-	if has := c.image(); has != "" && current != "" && has != current {
+	defer i.mu.Unlock()
+	has, current := c.image(), i.of[imageKindOf(c)].id
+	return has != "" && current != "" && has != current
+}
+
+// oldParts returns what of a cell is older than what a cell has that is launched now, for people; "" for nothing that is known.
+func (m *Mirror) oldParts(c *Cell) string {
+	var parts []string
+	if m.images.isOld(c) {
 		parts = append(parts, "image")
 	}
-	if c.agentOfOther(kip) && isOlder(c.AgentRuns.Version, kip) {
+	if c.hasOlderAgent(m.version) {
 		parts = append(parts, "agent")
 	}
 	return strings.Join(parts, ", ")
-}
-
-// isOlder compares two versions. One that is none is not older.
-func isOlder(a, than string) bool {
-	is, err := version.ParseSemantic(a)
-	if err != nil {
-		return false
-	}
-	other, err := version.ParseSemantic(than)
-	return err == nil && is.LessThan(other)
-}
-
-// image is what the cell's machine has booted, in the cloud's own terms; "" where the cloud does not say.
-func (c *Cell) image() string {
-	if c.Launch == nil || c.Instance == nil {
-		return ""
-	}
-	return c.Launch.Image
-}
-
-// CurrentImage returns what a cell would boot if it were launched now; "" of a cloud that does not say.
-func (c *Controller) CurrentImage(ctx context.Context, cell Cell) (string, error) {
-	return c.launches.launching.resolving.image(ctx, cell)
-}
-
-// image returns what a cell would boot if it were launched now.
-func (s *resolving) image(ctx context.Context, cell Cell) (string, error) {
-	if !s.asks() {
-		return "", nil
-	}
-	resolved, err := s.ask(ctx, cell)
-	if err != nil {
-		return "", fmt.Errorf("look up the image that cells like %s boot now: %w", cell.ID, err)
-	}
-	return resolved.Image, nil
 }
 
 // learnImage learns from a launch what cells of its kind boot now.
@@ -123,14 +91,14 @@ func (m *Mirror) rewrite(kind imageKind) {
 
 // keepImages asks what cells of each kind would boot now, until ctx ends.
 func (m *Mirror) keepImages(ctx context.Context) {
-	ticker := time.NewTicker(imagesEvery)
+	ticker := m.clock.NewTicker(imagesEvery)
 	defer ticker.Stop()
 	for {
 		m.askForImages(ctx)
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-ticker.C():
 		}
 	}
 }
@@ -151,7 +119,7 @@ func (m *Mirror) askForImages(ctx context.Context) {
 	}
 	slices.SortFunc(kinds, func(a, b imageKind) int { return strings.Compare(newest[a].ID, newest[b].ID) })
 	for _, kind := range kinds {
-		at := time.Now()
+		at := m.clock.Now()
 		cell := newest[kind]
 		cell.Options.Image = m.configured // which may be another than when it was launched
 		id, err := m.currentImage(ctx, cell)

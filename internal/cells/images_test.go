@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -11,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clocktesting "k8s.io/utils/clock/testing"
 )
 
 // launchedWith is a cell of an architecture that was launched at a time with an image.
@@ -43,7 +45,7 @@ func (m mirrored) old(id string) string {
 
 func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
 	m := newMirrored(t)
-	now := time.Now()
+	now := m.clock.Now()
 	withGPUs := launchedWith("gpus", "amd64", "ami-gpus", now.Add(-time.Hour))
 	withGPUs.GPUs = 1
 	for _, c := range []Cell{
@@ -88,7 +90,7 @@ func TestACellIsOldOnceOthersLikeItBootAnotherImage(t *testing.T) {
 func TestCellsOfAnImageThatWasConfiguredBeforeAreOld(t *testing.T) {
 	m := newMirrored(t)
 	m.currentImage = func(_ context.Context, c Cell) (string, error) { return "of " + c.Options.Image["imageID"], nil }
-	before := launchedWith("before", "amd64", "of before", time.Now().Add(-time.Hour))
+	before := launchedWith("before", "amd64", "of before", m.clock.Now().Add(-time.Hour))
 	before.Options.Image = map[string]string{"imageID": "before"}
 	m.told(before)
 	m.askForImages(t.Context())
@@ -99,7 +101,7 @@ func TestCellsOfAnImageThatWasConfiguredBeforeAreOld(t *testing.T) {
 
 func TestTheMirrorAsksWhatCellsWouldBootNow(t *testing.T) {
 	m := newMirrored(t)
-	now := time.Now()
+	now := m.clock.Now()
 	asked, id, err := []string{}, "ami-1", error(nil)
 	m.currentImage = func(_ context.Context, c Cell) (string, error) {
 		asked = append(asked, c.ID)
@@ -121,6 +123,38 @@ func TestTheMirrorAsksWhatCellsWouldBootNow(t *testing.T) {
 	if m.old("first") != "image" {
 		t.Error("an answer that is missing makes an old cell new")
 	}
+}
+
+func TestTheMirrorAsksForImagesOnceAnHourAndNotesWhen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMirrored(t)
+		clk := m.clock.(*clocktesting.FakeClock)
+		began, id, asked := clk.Now(), "ami-2", 0
+		m.currentImage = func(context.Context, Cell) (string, error) {
+			asked++
+			return id, nil
+		}
+		m.told(launchedWith("first", "amd64", "ami-1", began.Add(-time.Hour)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go m.keepImages(ctx)
+		for n, wait := range []time.Duration{0, imagesEvery - 1, 1} {
+			clk.Step(wait)
+			synctest.Wait()
+			if want := []int{1, 1, 2}[n]; asked != want {
+				t.Errorf("after another %s it has asked %d times, want %d", wait, asked, want)
+			}
+		}
+		// A launch counts from when the cell was launched, not from when the mirror hears of it.
+		m.told(launchedWith("earlier", "amd64", "ami-1", clk.Now().Add(-time.Second)))
+		if m.old("earlier") != "image" {
+			t.Error("a launch from before the last answer counts as newer")
+		}
+		m.told(launchedWith("later", "amd64", "ami-1", clk.Now().Add(time.Second)))
+		if old := m.old("later"); old != "" {
+			t.Errorf("a cell that was launched after the last answer is old by %q", old)
+		}
+	})
 }
 
 func TestACellWithAnAgentOlderThanKipIsOld(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 )
 
 // LabelController marks the Cell resources of one Kip.
@@ -45,6 +46,7 @@ type Mirror struct {
 	images                      currentImages
 	configured                  map[string]string // Options.Image of cells that are requested now
 	copies                      Copies
+	clock                       clock.WithTicker
 	log                         *slog.Logger
 	queue                       workqueue.TypedRateLimitingInterface[string]
 
@@ -77,6 +79,7 @@ type Copies interface {
 type MirrorConfig struct {
 	Node, ControllerID, Version string
 	Image                       map[string]string // Options.Image of cells that are requested now
+	Clock                       clock.WithTicker
 	Log                         *slog.Logger
 }
 
@@ -91,6 +94,7 @@ func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, cfg MirrorC
 		currentImage: of.CurrentImage,
 		configured:   cfg.Image,
 		copies:       copies,
+		clock:        cfg.Clock,
 		log:          cfg.Log,
 		queue:        workqueue.NewTypedRateLimitingQueue(backoff.Items[string](firstMirror, longestMirror, nil)),
 		latest:       map[string]Cell{},
@@ -264,7 +268,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Boot:         cell.Boot.shown(),
 		Agent:        cell.shownAgent(m.version),
 		Image:        cell.image(),
-		Old:          m.images.old(&cell, m.version),
+		Old:          m.oldParts(&cell),
 		Beside:       m.copiesShown(cell.ID),
 	}
 	if i := cell.Instance; i != nil {

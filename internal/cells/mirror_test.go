@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
+	clocktesting "k8s.io/utils/clock/testing"
 )
 
 // unmirrored are no cells.
@@ -55,7 +57,12 @@ func newMirrored(t *testing.T) mirrored {
 	kinds := map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	m := mirrored{t, NewMirror(unmirrored{}, nil, client, MirrorConfig{
-		Node: "kip-0", ControllerID: "me", Version: "v1.4.2", Image: map[string]string{"imageID": "now"}, Log: slog.New(slog.DiscardHandler),
+		Node:         "kip-0",
+		ControllerID: "me",
+		Version:      "v1.4.2",
+		Image:        map[string]string{"imageID": "now"},
+		Clock:        clocktesting.NewFakeClock(time.Unix(1e9, 0)),
+		Log:          slog.New(slog.DiscardHandler),
 	})}
 	t.Cleanup(m.queue.ShutDown)
 	return m

@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
@@ -34,4 +35,16 @@ func (s *resolving) ask(ctx context.Context, cell Cell) (cloud.Resolved, error) 
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return s.calls.Optional().Resolver.Resolve(ctx, s.launchCalls.launchSpec(cell, s.launchCalls.recipe.nameTag))
+}
+
+// image returns what a cell would boot if it were launched now; "" of a cloud that does not say.
+func (s *resolving) image(ctx context.Context, cell Cell) (string, error) {
+	if !s.asks() {
+		return "", nil
+	}
+	resolved, err := s.ask(ctx, cell)
+	if err != nil {
+		return "", fmt.Errorf("look up the image that cells like %s boot now: %w", cell.ID, err)
+	}
+	return resolved.Image, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // maxVersions bounds the versions of agents that are remembered; then all are told again.
@@ -14,6 +15,19 @@ const maxVersions = 100
 // operator has named for it (cells.itzo). A Kip without a version, "", compares none.
 func (c *Cell) agentOfOther(kip string) bool {
 	return kip != "" && c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
+}
+
+// hasOlderAgent reports whether that version is older than Kip's. One that is none is not older.
+func (c *Cell) hasOlderAgent(kip string) bool {
+	if !c.agentOfOther(kip) {
+		return false
+	}
+	is, err := version.ParseSemantic(c.AgentRuns.Version)
+	if err != nil {
+		return false
+	}
+	own, err := version.ParseSemantic(kip)
+	return err == nil && is.LessThan(own)
 }
 
 // versions tells nodes of agents that are not of Kip's version.

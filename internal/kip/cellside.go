@@ -42,7 +42,12 @@ func (t *term) keepCells(ctx context.Context, c cloudSide, n nodeSide, f cluster
 	controller := cells.New(cfg)
 	t.atEnd(controller.Close)
 	mirror := cells.NewMirror(controller, f.cellAPI, t.api.ownDynamic, cells.MirrorConfig{
-		Node: t.NodeName, ControllerID: t.controllerID, Version: version.String(), Image: launchOptions(t.cfg).Image, Log: t.Log,
+		Node:         t.NodeName,
+		ControllerID: t.controllerID,
+		Version:      version.String(),
+		Image:        launchOptions(t.cfg).Image,
+		Clock:        t.clock,
+		Log:          t.Log,
 	})
 	t.atEnd(mirror.Close)
 	return cellSide{
