@@ -72,7 +72,7 @@ func (h *harness) leave(p *corev1.Pod) {
 	h.Helper()
 	h.vanish(p)
 	h.cells.gone(p.UID)
-	h.c.registry.forget(p.UID)
+	h.c.core.registry.forget(p.UID)
 }
 
 // inNamespace is of a pod that has so long to end.
@@ -143,7 +143,7 @@ func TestAPodStaysOnAnOldCellWhileAnotherWouldWait(t *testing.T) {
 	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
 		t.Errorf("while Kip is paused: evicted %q, again after %s", *evicted, again)
 	}
-	h.c.paused.begin("")
+	h.c.core.paused.begin("")
 	h.must("a")
 	if len(*evicted) != 1 {
 		t.Errorf("evicted %q", *evicted)

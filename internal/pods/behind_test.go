@@ -86,7 +86,7 @@ func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T)
 	} {
 		h := newHarness(t)
 		h.put(tc.pod)
-		h.c.watching.added(tc.pod, tc.first)
+		h.c.ends.watching.added(tc.pod, tc.first)
 		if tc.later != nil {
 			now := tc.pod.DeepCopy()
 			tc.later(now)
@@ -140,13 +140,13 @@ func TestTheInformerSaysWhichPodsCameLater(t *testing.T) {
 	later.Add(pod("later"))
 	arrived := map[types.UID]bool{}
 	for range 2 {
-		name, _ := c.loop.queue.Get()
-		c.loop.queue.Done(name)
-		c.registry.mu.Lock()
-		for uid, p := range c.history.of {
+		name, _ := c.core.loop.queue.Get()
+		c.core.loop.queue.Done(name)
+		c.core.registry.mu.Lock()
+		for uid, p := range c.core.history.of {
 			arrived[uid] = p.arrived
 		}
-		c.registry.mu.Unlock()
+		c.core.registry.mu.Unlock()
 	}
 	if want := map[types.UID]bool{"uid-later": true}; !maps.Equal(arrived, want) {
 		t.Errorf("these arrived: %v, want %v", arrived, want)
@@ -167,7 +167,7 @@ func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
 		h := newHarness(t)
 		h.restarted(func(c *Config) { c.MaxAttempts = tc.tries })
 		h.put(tc.pod)
-		h.c.history.note(apiv1.Ref(tc.pod), func(p *past) { p.failures = tc.tries })
+		h.c.core.history.note(apiv1.Ref(tc.pod), func(p *past) { p.failures = tc.tries })
 		phase := func() corev1.PodPhase {
 			now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
 			if err != nil {
@@ -192,7 +192,7 @@ func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
 func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h := newHarness(t)
 	deposed := errors.New("another leads")
-	h.c.api.leadership = leads(func(context.Context) error { return deposed })
+	h.c.core.api.leadership = leads(func(context.Context) error { return deposed })
 	ran := pod("ran", func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Status.Phase = corev1.PodRunning
@@ -212,7 +212,7 @@ func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h = newHarness(t)
 	evictions := short(h, owned)
 	h.clock.Step(time.Second)
-	h.c.api.leadership = leads(func(context.Context) error { return deposed })
+	h.c.core.api.leadership = leads(func(context.Context) error { return deposed })
 	if _, err := h.reconcile("a"); !errors.Is(err, deposed) || *evictions > 0 {
 		t.Errorf("a pod of a node without capacity: %v, %d evictions", err, *evictions)
 	}

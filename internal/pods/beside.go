@@ -277,7 +277,7 @@ const copiesGather = time.Second / 2
 
 // CopyChanged wakes a pod of a DaemonSet whose copies have changed. It does not block.
 func (c *Controller) CopyChanged(_ string, set types.NamespacedName) {
-	c.loop.wakeAfter(cache.ObjectName{Namespace: set.Namespace, Name: set.Name}, copiesGather)
+	c.core.loop.wakeAfter(cache.ObjectName{Namespace: set.Namespace, Name: set.Name}, copiesGather)
 }
 
 var _ daemonsets.CopyObserver = (*Controller)(nil)

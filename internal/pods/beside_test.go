@@ -492,13 +492,13 @@ func TestNothingIsKeptOfTheCopiesOfACellThatIsNotBoundAnyMore(t *testing.T) {
 	earlier := cell
 	earlier.ID, earlier.Phase = "cell-1", apiv1.Gone
 	h.c.CellChanged(earlier)
-	if len(h.c.beside.unknown) != 1 {
-		t.Errorf("of a bound cell %v is kept, want its pod", h.c.beside.unknown)
+	if len(h.c.core.beside.unknown) != 1 {
+		t.Errorf("of a bound cell %v is kept, want its pod", h.c.core.beside.unknown)
 	}
 	cell.Phase = apiv1.Terminating
 	h.c.CellChanged(cell)
-	if len(h.c.beside.unknown) != 0 {
-		t.Errorf("of a cell that is not bound any more %v is kept", h.c.beside.unknown)
+	if len(h.c.core.beside.unknown) != 0 {
+		t.Errorf("of a cell that is not bound any more %v is kept", h.c.core.beside.unknown)
 	}
 }
 

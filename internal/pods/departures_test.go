@@ -91,7 +91,7 @@ func (b *comesBack) goesOn(long time.Duration) {
 		if err := b.informer.GetStore().Delete(obj); err != nil {
 			b.Fatal(err)
 		}
-		b.c.watching.deleted(obj)
+		b.c.ends.watching.deleted(obj)
 		b.make()
 	}
 }

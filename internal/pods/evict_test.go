@@ -43,17 +43,18 @@ func TestWhatBecomesOfAnEviction(t *testing.T) {
 			retry:   leaveRetry,
 		}
 		for range 2 {
-			if evicted, again, err := h.c.evicting.evict(t.Context(), p, e); evicted != tc.evicted || again != tc.again || !errors.Is(err, tc.err) {
+			evicted, again, err := h.c.shared.evicting.evict(t.Context(), p, e)
+			if evicted != tc.evicted || again != tc.again || !errors.Is(err, tc.err) {
 				t.Errorf("%s: evicted %t, again after %s, %v", name, evicted, again, err)
 			}
 		}
 		h.want(name, h.events, tc.want...)
 		h.events = nil
-		if allowed, _, _ := h.c.evicting.allowed(t.Context(), p, e); allowed != tc.evicted || len(h.events) > 0 {
+		if allowed, _, _ := h.c.shared.evicting.allowed(t.Context(), p, e); allowed != tc.evicted || len(h.events) > 0 {
 			t.Errorf("%s: a dry run says %t, and the pod's owner hears %q", name, allowed, h.events)
 		}
-		if (h.c.evicting.last(p, noCapacity) == evictionBlocked) != (tc.want != nil && !tc.evicted) {
-			t.Errorf("%s: the last notice is %d", name, h.c.evicting.last(p, noCapacity))
+		if (h.c.shared.evicting.last(p, noCapacity) == evictionBlocked) != (tc.want != nil && !tc.evicted) {
+			t.Errorf("%s: the last notice is %d", name, h.c.shared.evicting.last(p, noCapacity))
 		}
 	}
 }

@@ -29,10 +29,10 @@ func TestWhatTheEndOfACellShowsOfItsPod(t *testing.T) {
 		h := newHarness(t)
 		p := pod("a")
 		h.put(p)
-		h.c.history.note(apiv1.Ref(p), func(p *past) { p.failures, p.refusal = 2, "no" })
+		h.c.core.history.note(apiv1.Ref(p), func(p *past) { p.failures, p.refusal = 2, "no" })
 		tc.cell.Pod = apiv1.Ref(p)
-		h.c.history.cellGone(tc.cell)
-		got := h.c.history.get(p.UID)
+		h.c.core.history.cellGone(tc.cell)
+		got := h.c.core.history.get(p.UID)
 		if got.ran && got.failures == 0 {
 			got.refusal = "" // it counts with failures only
 		}
@@ -49,7 +49,7 @@ func TestAPodHasRunOnceItIsBound(t *testing.T) {
 	h.put(p)
 	bound := []apiv1.Step{{Name: apiv1.StepBound, Time: metav1.NewMicroTime(time.Unix(1e9, 0))}}
 	h.c.CellChanged(cells.Cell{Pod: apiv1.Ref(p), Phase: apiv1.Draining, Steps: bound})
-	if !h.c.history.get(p.UID).ran {
+	if !h.c.core.history.get(p.UID).ran {
 		t.Error("a pod that was bound is taken for one that no kubelet has had")
 	}
 }

@@ -77,7 +77,7 @@ func (m *market) gone(name string) {
 	p := pod(name)
 	m.vanish(p)
 	m.cells.gone(p.UID)
-	m.c.registry.forget(p.UID)
+	m.c.core.registry.forget(p.UID)
 }
 
 // looks has Kip look at a pod as often as it asks to, for some time. It returns when the pod was evicted; zero if it was not.

@@ -248,7 +248,7 @@ func TestADeletedPodWithoutAMachineIsDeletedAtOnce(t *testing.T) {
 func TestAPodIsToldThatItHasNoMachineOnlyIfThatIsWritten(t *testing.T) {
 	h := newHarness(t)
 	lost := errors.New("another leads")
-	h.c.api.leadership = leads(func(context.Context) error { return lost })
+	h.c.core.api.leadership = leads(func(context.Context) error { return lost })
 	h.put(pod("a", daemon))
 	if _, err := h.reconcile("a"); !errors.Is(err, lost) {
 		t.Errorf("a Kip that does not lead: %v", err)
@@ -256,7 +256,7 @@ func TestAPodIsToldThatItHasNoMachineOnlyIfThatIsWritten(t *testing.T) {
 	if n := h.writes(); n > 0 || len(h.events) > 0 {
 		t.Errorf("a Kip that does not lead writes %d times, events %q", n, h.events)
 	}
-	h.c.api.leadership = nil
+	h.c.core.api.leadership = nil
 	answers := []error{apierrors.NewConflict(corev1.Resource("pods"), "a", nil), errors.New("no answer")}
 	h.client.PrependReactor("update", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if len(answers) == 0 {

@@ -21,7 +21,7 @@ func TestWhilePausedNoCellIsRequestedAndDeletedPodsGo(t *testing.T) {
 	h.put(ended)
 	h.cells.set("e", func(c *cells.Cell) { c.ID, c.Phase, c.Pod = "cell-e", apiv1.Bound, apiv1.Ref(ended) })
 	h.c.Pause("it is being cleaned up")
-	if n := h.c.loop.queue.Len(); n != 2 {
+	if n := h.c.core.loop.queue.Len(); n != 2 {
 		t.Errorf("%d pods were woken, want both, to learn of it", n)
 	}
 	h.must("waiting")

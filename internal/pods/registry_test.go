@@ -19,14 +19,14 @@ func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	p := pod("a")
 	h.put(p)
 	h.must("a")
-	if len(h.c.registry.seen) != 1 {
-		t.Fatalf("%d pods are known, so nothing can be forgotten", len(h.c.registry.seen))
+	if len(h.c.core.registry.seen) != 1 {
+		t.Fatalf("%d pods are known, so nothing can be forgotten", len(h.c.core.registry.seen))
 	}
-	h.c.watching.deleted(cache.DeletedFinalStateUnknown{Key: "ns/a", Obj: p}) // as the informer tells it, after a list
-	if len(h.c.registry.seen) != 0 || !slices.Equal(h.forgotten, []types.UID{p.UID}) {
-		t.Fatalf("still known: %v; forgotten: %v", h.c.registry.seen, h.forgotten)
+	h.c.ends.watching.deleted(cache.DeletedFinalStateUnknown{Key: "ns/a", Obj: p}) // as the informer tells it, after a list
+	if len(h.c.core.registry.seen) != 0 || !slices.Equal(h.forgotten, []types.UID{p.UID}) {
+		t.Fatalf("still known: %v; forgotten: %v", h.c.core.registry.seen, h.forgotten)
 	}
-	if name, _ := h.c.loop.queue.Get(); name != (cache.ObjectName{Namespace: "ns", Name: "a"}) {
+	if name, _ := h.c.core.loop.queue.Get(); name != (cache.ObjectName{Namespace: "ns", Name: "a"}) {
 		t.Fatalf("%s is looked at, want the pod, whose cell is to be let go", name)
 	}
 }
@@ -41,9 +41,9 @@ func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T)
 	}
 	h.put(there)
 	h.unlisted = false
-	h.c.registry.forgetUnlisted()
-	if known := h.c.attending.contacts.get(there.UID); !known.interrupted.Equal(at) || len(h.c.registry.seen) != 1 {
-		t.Errorf("known: %+v, want what was told of %s alone", h.c.registry.seen, there.Name)
+	h.c.core.registry.forgetUnlisted()
+	if known := h.c.attends.attending.contacts.get(there.UID); !known.interrupted.Equal(at) || len(h.c.core.registry.seen) != 1 {
+		t.Errorf("known: %+v, want what was told of %s alone", h.c.core.registry.seen, there.Name)
 	}
 }
 
@@ -55,21 +55,21 @@ func TestNothingIsKeptOfAPodThatGoesWhileItIsLookedAt(t *testing.T) {
 		if err := h.informer.GetStore().Delete(p); err != nil {
 			t.Fatal(err)
 		}
-		h.c.watching.forget(p.UID)
+		h.c.ends.watching.forget(p.UID)
 		return nil, errors.New("no")
 	}
 	h.put(p)
 	h.must("a")
 	h.c.CellChanged(cells.Cell{ID: "cell-a", Pod: apiv1.Ref(p), Phase: apiv1.Gone})
 	h.c.CellSilent(cells.Cell{ID: "cell-a", Pod: apiv1.Ref(p)}, time.Time{})
-	if len(h.c.registry.seen) != 0 {
-		t.Fatalf("still known: %v", h.c.registry.seen)
+	if len(h.c.core.registry.seen) != 0 {
+		t.Fatalf("still known: %v", h.c.core.registry.seen)
 	}
 }
 
 func TestNotesAreOfPodsThatExistAndGoWithThem(t *testing.T) {
 	h := newHarness(t)
-	r := h.c.registry
+	r := h.c.core.registry
 	first, second := newNotes[int](r), newNotes[string](r)
 	here, absent := pod("here"), pod("absent")
 	h.put(here)

@@ -49,7 +49,7 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 		p = pod("a", test.change)
 		h.vanish(p)
 		if test.event != nil {
-			h.c.watching.deleted(test.event(p))
+			h.c.ends.watching.deleted(test.event(p))
 		}
 		h.must("a")
 		if !slices.Equal(h.cells.released, []string{test.want}) {
@@ -57,8 +57,8 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 		}
 		cell, _ := h.cells.ForPod(p.UID)
 		cell.Phase = apiv1.Gone
-		if h.c.CellChanged(cell); len(h.c.releasing.gone) != 0 {
-			t.Errorf("%s: %v is kept for ever", test.what, h.c.releasing.gone)
+		if h.c.CellChanged(cell); len(h.c.ends.releasing.gone) != 0 {
+			t.Errorf("%s: %v is kept for ever", test.what, h.c.ends.releasing.gone)
 		}
 	}
 }

@@ -79,7 +79,7 @@ func TestAPodWhoseDiskIsUsedWaitsUntilItIsFree(t *testing.T) {
 
 // untilWoken is when the pod is looked at next, if nothing else happens.
 func (h *harness) untilWoken(name string) time.Duration {
-	return h.c.waits.get(pod(name).UID).until.Sub(h.clock.Now())
+	return h.c.core.waits.get(pod(name).UID).until.Sub(h.clock.Now())
 }
 
 func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
@@ -103,12 +103,12 @@ func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
 	h.must("b")
 	h.clock.Step(longestVolumeRetry / 2)
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod("a").Namespace, Name: "of-a"}}
-	h.c.volumes.claimChanged(claim)
+	h.c.requests.volumes.claimChanged(claim)
 	if a, b := h.untilWoken("a"), h.untilWoken("b"); a > 0 || b <= 0 {
 		t.Errorf("of a claim that has changed the pod waits another %s, and that of another claim %s", a, b)
 	}
 	h.must("a") // in vain
-	h.c.volumes.claimChanged(claim)
+	h.c.requests.volumes.claimChanged(claim)
 	if got, want := h.untilWoken("a"), longestVolumeRetry/wakeShare; got != want {
 		t.Errorf("of a claim that changes at once again the pod waits another %s, want %s", got, want)
 	}
@@ -116,9 +116,9 @@ func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
 	h.clock.Step(longestVolumeRetry / wakeShare)
 	h.must("a")
 	h.want("requests", h.cells.requests, "uid-a#1")
-	h.c.watching.forget(pod("b").UID)
-	if len(h.c.waits.awaited) != 0 {
-		t.Errorf("of pods that wait no more it is known that they wait for %v", h.c.waits.awaited)
+	h.c.ends.watching.forget(pod("b").UID)
+	if len(h.c.core.waits.awaited) != 0 {
+		t.Errorf("of pods that wait no more it is known that they wait for %v", h.c.core.waits.awaited)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestAClaimWakesNoPodThatWaitsForCapacity(t *testing.T) {
 	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, errors.New("no instance type fits") }
 	h.must("a")
 	before := h.untilWoken("a")
-	h.c.volumes.claimChanged(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}})
+	h.c.requests.volumes.claimChanged(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}})
 	if after := h.untilWoken("a"); before <= 0 || after != before {
 		t.Errorf("it waits another %s, and after a change of its claim %s", before, after)
 	}

@@ -31,7 +31,7 @@ func TestAReasonIsReportedOnceAndABudgetsFiguresNotAgain(t *testing.T) {
 		p := pod("a")
 		h.put(p)
 		for _, r := range tc.reports {
-			h.c.waits.report(p, r.because, r.said, r.why, time.Time{})
+			h.c.core.waits.report(p, r.because, r.said, r.why, time.Time{})
 		}
 		h.want(name, h.events, tc.want...)
 	}
@@ -40,9 +40,9 @@ func TestAReasonIsReportedOnceAndABudgetsFiguresNotAgain(t *testing.T) {
 	h := newHarness(t)
 	p := pod("a")
 	h.put(p)
-	h.c.waits.report(p, overBudget, over, "a", time.Time{})
-	h.c.waits.end(apiv1.Ref(p))
-	h.c.waits.report(p, overBudget, over, "b", time.Time{})
+	h.c.core.waits.report(p, overBudget, over, "a", time.Time{})
+	h.c.core.waits.end(apiv1.Ref(p))
+	h.c.core.waits.report(p, overBudget, over, "b", time.Time{})
 	h.want("after its end", h.events, "Warning BudgetExceeded", "Warning BudgetExceeded")
 }
 
@@ -52,19 +52,19 @@ func TestAShortageLastsUntilThePodWaitsForAnythingElse(t *testing.T) {
 		between func(*harness)
 		lasts   bool
 	}{
-		"it waits for capacity": {func(h *harness) { h.c.waits.report(pod("a"), outOfCapacity, none, "b", time.Time{}) }, true},
+		"it waits for capacity": {func(h *harness) { h.c.core.waits.report(pod("a"), outOfCapacity, none, "b", time.Time{}) }, true},
 		"it waits for money": {func(h *harness) {
-			h.c.waits.report(pod("a"), overBudget, events.NewBudgetExceeded(errors.New("over")), "b", time.Time{})
+			h.c.core.waits.report(pod("a"), overBudget, events.NewBudgetExceeded(errors.New("over")), "b", time.Time{})
 		}, false},
-		"there was capacity": {func(h *harness) { h.c.waits.foundCapacity("uid-a") }, false},
+		"there was capacity": {func(h *harness) { h.c.core.waits.foundCapacity("uid-a") }, false},
 	} {
 		h := newHarness(t)
 		h.put(pod("a"))
 		began := h.clock.Now()
-		h.c.waits.noteShort(apiv1.Ref(pod("a")), began)
+		h.c.core.waits.noteShort(apiv1.Ref(pod("a")), began)
 		h.clock.Step(time.Minute)
 		tc.between(h)
-		if since := h.c.waits.noteShort(apiv1.Ref(pod("a")), h.clock.Now()); since.Equal(began) != tc.lasts {
+		if since := h.c.core.waits.noteShort(apiv1.Ref(pod("a")), h.clock.Now()); since.Equal(began) != tc.lasts {
 			t.Errorf("%s: it is short since %s, began at %s", name, since, began)
 		}
 	}

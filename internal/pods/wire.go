@@ -6,6 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// The parts of a Controller are made in groups: core, shared, ends, attends and requests. Each group is made of those before it. A group
+// names the parts that others ask for. A part that one other alone uses stands in the literal of that one.
+
 // core is what all steps stand on: the loop, the pods, and why they wait.
 type core struct {
 	loop      *loop
@@ -18,60 +21,77 @@ type core struct {
 	paused    *pause
 }
 
-// steps are what reconcile chooses from, with the parts that they hand over to.
-type steps struct {
+func newCore(cfg Config) core {
+	registry := newRegistry(cfg.Pods, cfg.Clock)
+	api := &apiServer{nodes: cfg.Nodes, leadership: cfg.Leadership}
+	history := &history{newNotes[past](registry)}
+	waits := newWaits(registry, cfg.Events)
+	return core{
+		loop:      newLoop(cfg),
+		registry:  registry,
+		api:       api,
+		history:   history,
+		waits:     waits,
+		exclusion: &exclusion{cells: cfg.Cells, api: api, history: history, waits: waits},
+		beside: &besides{
+			rules:    cfg.DaemonSets,
+			copies:   cfg.Copies,
+			cells:    cfg.Cells,
+			registry: registry,
+			contacts: newNotes[contact](registry),
+			clock:    cfg.Clock,
+			began:    cfg.Clock.Now(),
+			unknown:  map[types.UID]string{},
+		},
+		paused: &pause{},
+	}
+}
+
+// shared is what several steps hand over to.
+type shared struct {
+	choosing *choosing
+	evicting *evicting
+	failing  *failing
+}
+
+func newShared(cfg Config, c core) shared {
+	return shared{
+		choosing: &choosing{
+			volumes:      cfg.Volumes,
+			nodes:        cfg.Nodes,
+			grants:       cfg.Grants,
+			beside:       c.beside,
+			clock:        cfg.Clock,
+			sharedKernel: cfg.SharedKernel,
+			options:      cfg.Options,
+			costLabels:   cfg.CostLabels,
+			history:      c.history,
+		},
+		evicting: &evicting{
+			api:     c.api,
+			events:  cfg.Events,
+			noticed: newNotes[[causes]notice](c.registry),
+		},
+		failing: &failing{
+			api:         c.api,
+			exclusion:   c.exclusion,
+			events:      cfg.Events,
+			clock:       cfg.Clock,
+			maxAttempts: cfg.MaxAttempts,
+		},
+	}
+}
+
+// ends watches pods, and sees out those that end.
+type ends struct {
 	watching   *watching
 	releasing  *releasing
 	deleting   *deleting
 	completing *completing
-	attending  *attending
-	evicting   *evicting
-	disrupting *disrupting
-	moving     *movingBack
-	failing    *failing
-	standing   *standing
-	choosing   *choosing
-	returns    *returns
-	leaving    *leaving
-	volumes    *volumeWaits
-	requesting *requesting
-	bounding   *bounding
 }
 
-func (c *Controller) wireCore(cfg Config) {
-	c.loop = newLoop(cfg)
-	c.registry = newRegistry(cfg.Pods, cfg.Clock)
-	c.api = &apiServer{nodes: cfg.Nodes, leadership: cfg.Leadership}
-	c.history = &history{newNotes[past](c.registry)}
-	c.waits = newWaits(c.registry, cfg.Events)
-	c.beside = &besides{
-		rules:    cfg.DaemonSets,
-		copies:   cfg.Copies,
-		cells:    cfg.Cells,
-		registry: c.registry,
-		contacts: newNotes[contact](c.registry),
-		clock:    cfg.Clock,
-		began:    cfg.Clock.Now(),
-		unknown:  map[types.UID]string{},
-	}
-	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
-	c.paused = &pause{}
-}
-
-// wireEnds wires what chooses for pods, and what becomes of those that end.
-func (c *Controller) wireEnds(cfg Config) {
-	c.choosing = &choosing{
-		volumes:      cfg.Volumes,
-		nodes:        cfg.Nodes,
-		grants:       cfg.Grants,
-		beside:       c.beside,
-		clock:        cfg.Clock,
-		sharedKernel: cfg.SharedKernel,
-		options:      cfg.Options,
-		costLabels:   cfg.CostLabels,
-		history:      c.history,
-	}
-	c.releasing = &releasing{
+func newEnds(cfg Config, c core) ends {
+	releasing := &releasing{
 		cells:     cfg.Cells,
 		nodes:     cfg.Nodes,
 		clock:     cfg.Clock,
@@ -79,125 +99,128 @@ func (c *Controller) wireEnds(cfg Config) {
 		gone:      map[types.UID]bool{},
 		forbidden: map[types.UID]time.Time{},
 	}
-	c.watching = &watching{
-		loop:      c.loop,
-		registry:  c.registry,
-		cells:     cfg.Cells,
-		history:   c.history,
-		releasing: c.releasing,
-		observer:  cfg.Observer,
-	}
-	c.deleting = &deleting{
-		cells:     cfg.Cells,
-		api:       c.api,
-		exclusion: c.exclusion,
-		events:    cfg.Events,
-		clock:     cfg.Clock,
-		graces:    newNotes[grace](c.registry),
-		beside:    c.beside,
-	}
-	c.completing = &completing{
-		cells:  cfg.Cells,
-		grants: cfg.Grants,
-		clock:  cfg.Clock,
-		ended:  newNotes[time.Time](c.registry),
-	}
-	c.evicting = &evicting{
-		api:     c.api,
-		events:  cfg.Events,
-		noticed: newNotes[[causes]notice](c.registry),
-	}
-	c.failing = &failing{
-		api:         c.api,
-		exclusion:   c.exclusion,
-		events:      cfg.Events,
-		clock:       cfg.Clock,
-		maxAttempts: cfg.MaxAttempts,
+	return ends{
+		watching: &watching{
+			loop:      c.loop,
+			registry:  c.registry,
+			cells:     cfg.Cells,
+			history:   c.history,
+			releasing: releasing,
+			observer:  cfg.Observer,
+		},
+		releasing: releasing,
+		deleting: &deleting{
+			cells:     cfg.Cells,
+			api:       c.api,
+			exclusion: c.exclusion,
+			events:    cfg.Events,
+			clock:     cfg.Clock,
+			graces:    newNotes[grace](c.registry),
+			beside:    c.beside,
+		},
+		completing: &completing{
+			cells:  cfg.Cells,
+			grants: cfg.Grants,
+			clock:  cfg.Clock,
+			ended:  newNotes[time.Time](c.registry),
+		},
 	}
 }
 
-// wireAttending wires what becomes of pods that run.
-func (c *Controller) wireAttending(cfg Config) {
-	c.disrupting = &disrupting{
+// attends sees to pods that run.
+type attends struct {
+	attending *attending
+	moving    *movingBack
+}
+
+func newAttends(cfg Config, c core, s shared) attends {
+	disrupting := &disrupting{
 		cells:    cfg.Cells,
-		choosing: c.choosing,
-		evicting: c.evicting,
+		choosing: s.choosing,
+		evicting: s.evicting,
 		evicted:  newNotes[ending](c.registry),
 		random:   cfg.Random,
 		clock:    cfg.Clock,
 		paused:   c.paused,
 		ofOwner:  map[route]time.Time{},
 	}
-	c.moving = &movingBack{
-		choosing:   c.choosing,
+	moving := &movingBack{
+		choosing:   s.choosing,
 		nodes:      cfg.Nodes,
-		disrupting: c.disrupting,
+		disrupting: disrupting,
 		events:     cfg.Events,
 		tried:      newNotes[time.Time](c.registry),
 		random:     cfg.Random,
 		clock:      cfg.Clock,
 		ofOwner:    map[route]*move{},
 	}
-	c.attending = &attending{
-		api:      c.api,
-		observer: cfg.Observer,
-		evicting: c.evicting,
-		aging:    &aging{maxAge: cfg.MaxAge, disrupting: c.disrupting, clock: cfg.Clock},
-		moving:   c.moving,
-		waits:    c.waits,
-		events:   cfg.Events,
-		clock:    cfg.Clock,
-		contacts: c.beside.contacts,
+	return attends{
+		attending: &attending{
+			api:      c.api,
+			observer: cfg.Observer,
+			evicting: s.evicting,
+			aging:    &aging{maxAge: cfg.MaxAge, disrupting: disrupting, clock: cfg.Clock},
+			moving:   moving,
+			waits:    c.waits,
+			events:   cfg.Events,
+			clock:    cfg.Clock,
+			contacts: c.beside.contacts,
+		},
+		moving: moving,
 	}
 }
 
-// wireRequests wires what pods without a cell go through.
-func (c *Controller) wireRequests(cfg Config) {
-	c.standing = &standing{
-		grants:    cfg.Grants,
-		beside:    c.beside,
-		exclusion: c.exclusion,
-		waits:     c.waits,
-		api:       c.api,
-		events:    cfg.Events,
-		clock:     cfg.Clock,
-		stood:     newNotes[time.Time](c.registry),
-	}
-	c.returns = &returns{
+// requests sees to pods that have no cell yet, or none for good.
+type requests struct {
+	standing   *standing
+	requesting *requesting
+	bounding   *bounding
+	returns    *returns
+	volumes    *volumeWaits
+}
+
+func newRequests(cfg Config, c core, s shared) requests {
+	returns := &returns{
 		registry:   c.registry,
 		clock:      cfg.Clock,
 		departures: departures{},
 		back:       newNotes[*departure](c.registry),
 	}
-	c.leaving = &leaving{
-		nodes:     cfg.Nodes,
-		choosing:  c.choosing,
-		exclusion: c.exclusion,
-		evicting:  c.evicting,
-		waits:     c.waits,
-		returns:   c.returns,
-		clock:     cfg.Clock,
-	}
-	c.volumes = &volumeWaits{
-		loop:   c.loop,
-		waits:  c.waits,
-		random: cfg.Random,
-		clock:  cfg.Clock,
-	}
-	c.bounding = &bounding{
+	volumes := &volumeWaits{loop: c.loop, waits: c.waits, random: cfg.Random, clock: cfg.Clock}
+	bounding := &bounding{
 		cells:     cfg.Cells,
-		choosing:  c.choosing,
+		choosing:  s.choosing,
 		exclusion: c.exclusion,
-		failing:   c.failing,
+		failing:   s.failing,
 		waits:     c.waits,
 		history:   c.history,
 		clock:     cfg.Clock,
 	}
-	c.requesting = &requesting{
-		bounding: c.bounding,
+	return requests{
+		standing: &standing{
+			grants:    cfg.Grants,
+			beside:    c.beside,
+			exclusion: c.exclusion,
+			waits:     c.waits,
+			api:       c.api,
+			events:    cfg.Events,
+			clock:     cfg.Clock,
+			stood:     newNotes[time.Time](c.registry),
+		},
+		requesting: newRequesting(cfg, c, s, bounding, volumes, returns),
+		bounding:   bounding,
+		returns:    returns,
+		volumes:    volumes,
+	}
+}
+
+// newRequesting returns what asks for cells.
+func newRequesting(cfg Config, c core, s shared, b *bounding, v *volumeWaits, r *returns) *requesting {
+	return &requesting{
+		bounding: b,
 		asking: &asking{
 			exclusion: c.exclusion,
-			failing:   c.failing,
+			failing:   s.failing,
 			waits:     c.waits,
 			history:   c.history,
 			paused:    c.paused,
@@ -205,12 +228,25 @@ func (c *Controller) wireRequests(cfg Config) {
 		},
 		placing: &placing{
 			cells:    cfg.Cells,
-			choosing: c.choosing,
+			choosing: s.choosing,
 			waits:    c.waits,
-			unplaced: &unplaced{waits: c.waits, volumes: c.volumes, leaving: c.leaving, random: cfg.Random},
-			history:  c.history,
-			events:   cfg.Events,
-			random:   cfg.Random,
+			unplaced: &unplaced{
+				waits:   c.waits,
+				volumes: v,
+				leaving: &leaving{
+					nodes:     cfg.Nodes,
+					choosing:  s.choosing,
+					exclusion: c.exclusion,
+					evicting:  s.evicting,
+					waits:     c.waits,
+					returns:   r,
+					clock:     cfg.Clock,
+				},
+				random: cfg.Random,
+			},
+			history: c.history,
+			events:  cfg.Events,
+			random:  cfg.Random,
 		},
 	}
 }
