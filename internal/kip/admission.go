@@ -119,7 +119,7 @@ func (k *process) nodesToAsk(ctx context.Context, own *store.Store) (list []admi
 // configNow is the configuration of the nodes that is in force: that of this process
 // while it leads, and else that of whoever does.
 func (k *process) configNow() *config.Config {
-	cfg := ofLeader(k, func(l *leading) *config.Config { return l.nodes.all.Configuration() })
+	cfg := ofLeader(k.role, func(l *leading) *config.Config { return l.nodes.all.Configuration() })
 	return cmp.Or(cfg, k.others.Load(), k.cfg)
 }
 
@@ -147,7 +147,7 @@ func (k *process) followOthers(ctx context.Context, own *store.Store) error {
 // them: it knows more of what is wrong in the file than the file says. The labels of all
 // nodes are the file's alone.
 func (k *process) lookAtOthers(ctx context.Context, own *store.Store) error {
-	if k.elected.Load() {
+	if k.role.elected.Load() {
 		return nil
 	}
 	cfg, _, err := config.Load(k.ProviderConfig)

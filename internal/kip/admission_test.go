@@ -75,6 +75,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 			cfg:     began,
 			api:     &apiServer{nodeConfig: &rest.Config{}},
 			clock:   clock.RealClock{},
+			role:    &role{},
 		}
 		own := store.Memory(nil)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -140,7 +141,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		leads(config.Node{LaunchTypes: []string{config.OnDemand}})
 		want("by itself", all, nil, []string{"on-demand"})
 
-		k.elected.Store(true) // what it takes from now on is its own
+		k.role.elected.Store(true) // what it takes from now on is its own
 		leads(config.Node{LaunchTypes: []string{config.Spot}})
 		want("while it begins to lead", all, nil, []string{"on-demand"})
 		cancel()

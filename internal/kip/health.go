@@ -32,7 +32,7 @@ func (k *process) serveMetrics(ctx context.Context) error {
 func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	ready := []metrics.Check{{Name: "store", Func: k.store.Ready}}
 	for _, c := range checksOfLeader {
-		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
+		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.role.ready(c.holds) }})
 	}
 	scraped, err := node.Guard(k.api.reviews, k.MetricsAudience, k.metrics.Metrics())
 	if err != nil {
@@ -91,18 +91,6 @@ func (k *process) alive() []metrics.Check {
 	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.watchdog.Err() }}}
 }
 
-// ready says why a check of the leader does not hold. A process that stands by is
-// ready to.
-func (k *process) ready(holds func(*leading) error) error {
-	if why := k.aside.Load(); why != nil {
-		return errors.New(*why)
-	}
-	if k.elected.Load() && k.leading.Load() == nil {
-		return errors.New("the work has not begun yet")
-	}
-	return ofLeader(k, holds)
-}
-
 // checksOfLeader are what must hold of a process that leads.
 var checksOfLeader = []struct {
 	name  string
@@ -138,21 +126,6 @@ func (l *leading) notBehind() error {
 		return errors.New(why)
 	}
 	return nil
-}
-
-// ofLeader asks what only a process that leads can answer.
-func ofLeader[T any](k *process, ask func(*leading) T) (answer T) {
-	if l := k.leading.Load(); l != nil {
-		answer = ask(l)
-	}
-	return answer
-}
-
-// reading is what metrics tell of the moment.
-func (k *process) reading() metrics.Reading {
-	r := ofLeader(k, (*leading).reading)
-	r.Aside = k.aside.Load() != nil
-	return r
 }
 
 // reading is what a process that leads tells of it.

@@ -67,6 +67,7 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 		metrics: metrics.New(metrics.Config{Clock: clock.RealClock{}, Log: log}),
 		api:     &apiServer{asKip: api, reviews: api},
 		store:   store.Memory(nil),
+		role:    &role{},
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -177,19 +178,19 @@ func TestMetricsHaveACertificateOfTheirOwn(t *testing.T) {
 }
 
 func TestAProcessThatStandsByIsReadyAndALeaderWhenItsChecksHold(t *testing.T) {
-	k := &process{}
+	k := &process{role: &role{}}
 	broken := errors.New("broken")
 	asked := 0
 	holds := func(*leading) error { asked++; return broken }
-	if err := k.ready(holds); err != nil || asked != 0 {
+	if err := k.role.ready(holds); err != nil || asked != 0 {
 		t.Errorf("one that stands by: %v, after %d questions", err, asked)
 	}
-	k.elected.Store(true)
-	if err := k.ready(holds); err == nil || asked != 0 {
+	k.role.elected.Store(true)
+	if err := k.role.ready(holds); err == nil || asked != 0 {
 		t.Errorf("one whose work has not begun: %v, after %d questions", err, asked)
 	}
-	k.leading.Store(&leading{term: &term{process: k}})
-	if err := k.ready(holds); !errors.Is(err, broken) {
+	k.role.leading.Store(&leading{term: &term{process: k}})
+	if err := k.role.ready(holds); !errors.Is(err, broken) {
 		t.Errorf("one that leads: %v, want what its check says", err)
 	}
 	names := map[string]bool{"store": true}

@@ -23,7 +23,7 @@ func (k *process) holdNode(ctx context.Context, st *store.Store) (*holder.Hold, 
 	}
 	recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
 	defer stop()
-	defer k.aside.Store(nil)
+	defer k.role.aside.Store(nil)
 	return holder.Take(ctx, holder.Config{
 		Leases: k.api.asNode.CoordinationV1().Leases(corev1.NamespaceNodeLease),
 		Node:   k.NodeName,
@@ -36,7 +36,7 @@ func (k *process) holdNode(ctx context.Context, st *store.Store) (*holder.Hold, 
 			if why == "" {
 				return
 			}
-			k.aside.Store(&why)
+			k.role.aside.Store(&why)
 			e := events.NewNodeHeldByAnother(why)
 			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
 		},

@@ -106,7 +106,7 @@ func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
 	st := store.Memory(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	k.elected.Store(true)
+	k.role.elected.Store(true)
 	go func() { ended <- k.lead(ctx, st) }()
 	told := func() (list []corev1.Event) {
 		api.mu.Lock()
@@ -126,10 +126,10 @@ func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
 	if e := told()[0]; !strings.Contains(e.Message, "host-7 (process 1)") || e.Type != corev1.EventTypeWarning {
 		t.Errorf("the Event is %+v", e)
 	}
-	if err := k.ready((*leading).notBehind); err == nil || !strings.Contains(err.Error(), "host-7") {
+	if err := k.role.ready((*leading).notBehind); err == nil || !strings.Contains(err.Error(), "host-7") {
 		t.Errorf("it is ready: %v", err)
 	}
-	if !k.reading().Aside {
+	if !k.role.reading().Aside {
 		t.Error("no metric says so")
 	}
 	// It does nothing else, in the store as in the cluster.
@@ -148,7 +148,7 @@ func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("it ends with %v", err)
 	}
-	if k.reading().Aside {
+	if k.role.reading().Aside {
 		t.Error("it waits no more, and a metric says that it does")
 	}
 }

@@ -92,9 +92,7 @@ type process struct {
 	// dial opens connections to cells; nil for TCP.
 	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 
-	elected atomic.Bool             // it is this process's turn
-	aside   atomic.Pointer[string]  // why it does nothing all the same, while it does not
-	leading atomic.Pointer[leading] // set a little later, when it has begun
+	role *role
 	// others is what holds of the nodes where another leads; nil where that is not known.
 	others atomic.Pointer[config.Config]
 }
@@ -122,20 +120,14 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	k := &process{
-		Options: o,
-		cfg:     cfg,
-		data:    data,
-		setUp:   setUp,
-		clock:   clock.RealClock{},
-	}
-	k.watchdog = watchdog.New(k.clock, o.Log)
-	k.metrics = metrics.New(metrics.Config{
-		Read:  k.reading,
-		Clock: k.clock,
+	now, clk := &role{}, clock.RealClock{}
+	measures := metrics.New(metrics.Config{
+		Read:  now.reading,
+		Clock: clk,
 		Log:   o.Log,
 	})
-	if k.api, err = connect(o, k.metrics.WrapTransport); err != nil {
+	api, err := connect(o, measures.WrapTransport)
+	if err != nil {
 		return err
 	}
 	c := cfg.Etcd.Client
@@ -149,9 +141,23 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	k.store = st.Observed(k.metrics.StoreObserver)
-	if err := k.identify(ctx); err != nil {
+	observed := st.Observed(measures.StoreObserver)
+	id, err := identify(ctx, cfg, o, api, observed)
+	if err != nil {
 		return errors.Join(err, st.Close())
+	}
+	k := &process{
+		Options:      o,
+		cfg:          cfg,
+		data:         data,
+		setUp:        setUp,
+		clock:        clk,
+		metrics:      measures,
+		watchdog:     watchdog.New(clk, o.Log),
+		api:          api,
+		controllerID: id,
+		store:        observed,
+		role:         now,
 	}
 	if len(cfg.Admission.Profiles) > 0 && o.WebhookPort == 0 {
 		const why = "admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods"
@@ -169,14 +175,13 @@ func Run(ctx context.Context, o Options) error {
 	return errors.Join(err, st.Close())
 }
 
-// identify finds out who this Kip is.
-func (k *process) identify(ctx context.Context) error {
-	if k.controllerID = k.cfg.Testing.ControllerID; k.controllerID != "" {
-		return nil
+// identify returns who this Kip is, the owner of all that it makes.
+func identify(ctx context.Context, cfg *config.Config, o Options, api *apiServer, st *store.Store) (string, error) {
+	if id := cfg.Testing.ControllerID; id != "" {
+		return id, nil
 	}
-	uid, err := k.api.clusterUID(ctx, k.store, k.Log)
-	k.controllerID = cells.ControllerID(string(uid), k.NodeName)
-	return err
+	uid, err := api.clusterUID(ctx, st, o.Log)
+	return cells.ControllerID(string(uid), o.NodeName), err
 }
 
 // parts are what runs in each process. The last one waits until this process leads,

@@ -95,8 +95,8 @@ func (t *term) work(ctx context.Context) error {
 	}
 	known := l.cells.controller.List()
 	t.metrics.Known(known)
-	t.leading.Store(l)
-	defer t.leading.Store(nil)
+	t.role.leading.Store(l)
+	defer t.role.leading.Store(nil)
 	return runParts(ctx, l.parts(socket, known))
 }
 

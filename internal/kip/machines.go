@@ -31,7 +31,7 @@ type machines struct {
 
 // Of returns the machine of the cell of a pod; false where it has none, or none that is known yet.
 func (m *machines) Of(ctx context.Context, pod types.UID) (admission.Machine, bool, error) {
-	if leads := m.process.leading.Load(); leads != nil {
+	if leads := m.process.role.leading.Load(); leads != nil {
 		cell, has := leads.cells.controller.ForPod(pod)
 		return m.machine(cell), has && runsPod(cell), nil
 	}

@@ -134,6 +134,7 @@ etcd: {internal: {dataDir: %s}}
 		},
 		cfg:   cfg,
 		clock: clock.RealClock{},
+		role:  &role{},
 	}
 	k.watchdog = watchdog.New(k.clock, silent)
 	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
@@ -163,7 +164,7 @@ func gzipped(t *testing.T, text string) []byte {
 func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	k, st := newProcess(t), store.Memory(nil)
 	k.store = st
-	if err := k.identify(t.Context()); err == nil {
+	if _, err := identify(t.Context(), k.cfg, k.Options, k.api, st); err == nil {
 		t.Fatal("a Kip that has never seen its cluster knows which it is")
 	}
 	// What a Kip leaves that has run with both.
@@ -220,7 +221,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := k.leading.Load()
+	l := k.role.leading.Load()
 	if cell, has := l.cells.controller.ForPod(pod.UID); !has || cell.Phase != apiv1.Bound {
 		t.Errorf("the pod's cell is %+v", cell)
 	}

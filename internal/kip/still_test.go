@@ -33,7 +33,7 @@ func TestALeaderThatStandsStillIsNotHealthyAndIsReplaced(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	start := func(st *store.Store, lead func(k *process) task) (*process, <-chan error) {
-		k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent)}
+		k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent), role: &role{}}
 		running.Go(func() {
 			if err := k.watchdog.Run(ctx); err != nil {
 				t.Error(err)

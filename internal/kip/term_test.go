@@ -104,7 +104,7 @@ func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
 	}
 	defer st.Close()
 	clk := clocktesting.NewFakeClock(time.Unix(0, 0))
-	k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent)}
+	k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent), role: &role{}}
 	over := errors.New("it is over")
 	ends := []error{fmt.Errorf("hold: %w", holder.ErrOther), fmt.Errorf("hold: %w", holder.ErrFollowed), cells.ErrTakenOver,
 		fmt.Errorf("cells: %w", cellca.ErrNew), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}

@@ -75,10 +75,10 @@ func (k *process) turn(ctx context.Context, own *store.Store, lead task) (err er
 		return leadership.Resign(ctx)
 	}
 	defer func() { err = errors.Join(err, resign()) }()
-	k.elected.Store(true)
+	k.role.elected.Store(true)
 	defer func() {
-		k.elected.Store(false)
-		k.leading.Store(nil)
+		k.role.elected.Store(false)
+		k.role.leading.Store(nil)
 	}()
 	work, stop := context.WithCancelCause(ctx)
 	watched := make(chan struct{})

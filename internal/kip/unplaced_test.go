@@ -50,6 +50,7 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 				cfg:     &config.Config{},
 				clock:   clock.RealClock{},
 				api:     &apiServer{asKip: client},
+				role:    &role{},
 			},
 			events: podEvents{recorder},
 		}
