@@ -32,7 +32,7 @@ func (c *base) refused(resource schema.GroupResource, name, message string) erro
 // served says why nothing is answered; nil when it is.
 func (c *base) served() error {
 	switch {
-	case c.server.lifetime.Err() != nil:
+	case c.server.tasks.Lifetime().Err() != nil:
 		return apierrors.NewTooManyRequests("Kip is stopping", 1)
 	case c.lifetime.Err() != nil:
 		return c.refused(schema.GroupResource{}, "", fmt.Sprintf("cell %s has been removed", c.id))

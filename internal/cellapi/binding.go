@@ -130,7 +130,7 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 	}
 	c.budget.admit(allowance{status: maxRequest}) // until the pod is known
 	s.bound[uid] = c
-	s.startLocked(c.find)
+	s.tasks.Start(c.find)
 	return nil
 }
 
@@ -313,7 +313,7 @@ func (c *boundPod) lose(resourceVersion string) {
 func (c *boundPod) part(p *shownPod) {
 	held := slices.Collect(maps.Values(p.refs))
 	c.referUntil(p, references{}, func(*heldRef) {})
-	c.server.start(func() {
+	c.server.tasks.Start(func() {
 		select {
 		case <-c.server.clock.After(partingTime):
 		case <-c.lifetime.Done():

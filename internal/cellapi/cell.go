@@ -40,7 +40,7 @@ type Cell struct {
 var _ http.Handler = (*Cell)(nil)
 
 func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
-	lifetime, end := context.WithCancel(s.lifetime)
+	lifetime, end := context.WithCancel(s.tasks.Lifetime())
 	b := &base{limits: newLimits(s, id, lifetime), as: as}
 	c := &Cell{base: b, end: end, node: newCellNode(s, as, info)}
 	c.statusTrouble = &statusTrouble{}

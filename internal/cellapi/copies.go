@@ -426,7 +426,7 @@ func (c *boundPod) lookAgain(after time.Duration) {
 func (c *boundPod) later(after time.Duration, f func()) context.CancelFunc {
 	ctx, cancel := context.WithCancel(c.lifetime)
 	timer := c.server.clock.NewTimer(after)
-	c.server.start(func() {
+	c.server.tasks.Start(func() {
 		defer cancel()
 		defer timer.Stop()
 		select {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/keyed"
+	"github.com/elotl/kip/internal/tasks"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -85,16 +86,12 @@ type Server struct {
 	told         cache.ResourceEventHandlerRegistration
 	version      atomic.Uint64 // last resource version of objects that live here
 
-	lifetime context.Context // from New to the end of Run
-	end      context.CancelFunc
-	tasks    sync.WaitGroup
+	tasks *tasks.Group
 
-	mu      sync.Mutex
-	running bool
-	pending []func() // tasks that Run starts
-	nodes   map[string]*identity
-	cells   map[string]*Cell
-	bound   map[types.UID]*boundPod
+	mu    sync.Mutex
+	nodes map[string]*identity
+	cells map[string]*Cell
+	bound map[types.UID]*boundPod
 }
 
 // CellInfo is what Kip knows of a cell's machine before its kubelet reports it.
@@ -171,7 +168,7 @@ func New(cfg Config) (*Server, error) {
 	s.endpoints = newEndpoints(s.watches.Of(watches.EndpointSlices).Kind, s.nodeName, cfg.IPv6, started)
 	s.watches.Feed(watches.Services, serviceFeed{s.watches.Of(watches.Services).Collection, s.endpoints})
 	s.watches.Feed(watches.EndpointSlices, s.endpoints)
-	s.lifetime, s.end = context.WithCancel(context.Background())
+	s.tasks = tasks.New()
 	s.follow(base)
 	return s, nil
 }
@@ -195,31 +192,18 @@ func upstreamConfig(cfg *rest.Config) *rest.Config {
 // Run watches the API server and answers cells until ctx ends, then ends every
 // watch of a cell and returns once nothing of it is left running. It runs once.
 func (s *Server) Run(ctx context.Context) error {
-	s.mu.Lock()
-	if s.running || s.lifetime.Err() != nil {
-		s.mu.Unlock()
+	if !s.tasks.Run() {
 		return errors.New("cell API: Run may be called once only")
 	}
-	s.running = true
-	pending := s.pending
-	s.pending = nil
-	s.tasks.Add(len(pending))
-	s.mu.Unlock()
 	defer func() {
-		s.mu.Lock()
-		s.end()
-		s.mu.Unlock()
-		s.tasks.Wait()
+		s.tasks.Stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, n := range s.nodes {
 			n.raw.client.CloseIdleConnections()
 		}
 	}()
-	defer context.AfterFunc(ctx, s.end)()
-	for _, task := range pending {
-		go func() { defer s.tasks.Done(); task() }()
-	}
+	defer context.AfterFunc(ctx, s.tasks.End)()
 
 	registration, err := s.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { s.podSeen(nil, o) },
@@ -239,27 +223,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}()
 	s.told = registration
 	close(s.podsFollowed)
-	s.start(func() { _ = s.watches.Run(s.lifetime) }) // fails where it ran before
+	s.tasks.Start(func() { _ = s.watches.Run(s.tasks.Lifetime()) }) // fails where it ran before
 	<-ctx.Done()
 	return nil
-}
-
-// start runs task, now or when Run does. Every task ends when the lifetime does.
-func (s *Server) start(task func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.startLocked(task)
-}
-
-func (s *Server) startLocked(task func()) {
-	switch {
-	case s.lifetime.Err() != nil:
-	case !s.running:
-		s.pending = append(s.pending, task)
-	default:
-		s.tasks.Add(1)
-		go func() { defer s.tasks.Done(); task() }()
-	}
 }
 
 // Watches are what all cells are shown the objects of. The server runs them.

@@ -73,7 +73,7 @@ func overSession(t *testing.T, f func(t *testing.T, c *Cell, rt http.RoundTrippe
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer server.end()
+		defer server.tasks.End()
 		c := server.AddCell("c1", info)
 		authority, err := pki.New(time.Now)
 		if err != nil {

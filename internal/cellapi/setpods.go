@@ -154,13 +154,13 @@ func (s *setPods) lost(pod *corev1.Pod) {
 	if !has {
 		return
 	}
-	s.server.start(func() {
+	s.server.tasks.Start(func() {
 		as, err := s.server.identityOf(pod.Spec.NodeName)
 		if err != nil {
 			return
 		}
 		selector := fields.Set{metav1.ObjectNameField: pod.Name, "spec.nodeName": as.name}.AsSelector().String()
-		list, ok := s.ask(s.server.lifetime, as, pod.Namespace, selector)
+		list, ok := s.ask(s.server.tasks.Lifetime(), as, pod.Namespace, selector)
 		if !ok {
 			return
 		}

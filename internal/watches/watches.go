@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/elotl/kip/internal/tasks"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -18,14 +19,10 @@ type Watches struct {
 	shared map[schema.GroupVersionResource]*Source
 	feeds  map[schema.GroupVersionResource]cache.ReflectorStore
 
-	lifetime context.Context // from New to the end of Run
-	end      context.CancelFunc
-	tasks    sync.WaitGroup
+	tasks *tasks.Group
 
-	mu      sync.Mutex
-	running bool
-	pending []func() // tasks that Run starts
-	refs    map[Ref]*sharedRef
+	mu   sync.Mutex
+	refs map[Ref]*sharedRef
 }
 
 // New returns watches that have not begun. node reaches the API server as a
@@ -35,6 +32,7 @@ func New(node, own kubernetes.Interface, log *slog.Logger) *Watches {
 		log:    log,
 		shared: map[schema.GroupVersionResource]*Source{},
 		feeds:  map[schema.GroupVersionResource]cache.ReflectorStore{},
+		tasks:  tasks.New(),
 		refs:   map[Ref]*sharedRef{},
 	}
 	for _, k := range SharedKinds() {
@@ -50,7 +48,6 @@ func New(node, own kubernetes.Interface, log *slog.Logger) *Watches {
 		}
 		w.shared[k.Resource], w.feeds[k.Resource] = src, src.Collection
 	}
-	w.lifetime, w.end = context.WithCancel(context.Background())
 	return w
 }
 
@@ -67,48 +64,23 @@ func (w *Watches) Feed(resource schema.GroupVersionResource, store cache.Reflect
 // no namespace, until stop is called. as reaches the API server as who may watch it.
 func (w *Watches) Watch(as kubernetes.Interface, k *Kind, name string, store cache.ReflectorStore) (src *Source, stop func()) {
 	src = &Source{Kind: k, client: as.CoreV1().RESTClient(), log: w.log}
-	ctx, stop := context.WithCancel(w.lifetime)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.start(func() { src.run(ctx, "", name, store) })
+	ctx, stop := context.WithCancel(w.tasks.Lifetime())
+	w.tasks.Start(func() { src.run(ctx, "", name, store) })
 	return src, stop
 }
 
 // Run watches until ctx ends, and returns once nothing of it is left running. It
 // runs once.
 func (w *Watches) Run(ctx context.Context) error {
-	w.mu.Lock()
-	if w.running || w.lifetime.Err() != nil {
-		w.mu.Unlock()
+	if !w.tasks.Run() {
 		return errors.New("watches: Run may be called once only")
 	}
-	w.running = true
 	for resource, src := range w.shared {
-		w.start(func() { src.run(w.lifetime, "", "", w.feeds[resource]) })
+		w.tasks.Start(func() { src.run(w.tasks.Lifetime(), "", "", w.feeds[resource]) })
 	}
-	for _, task := range w.pending {
-		w.start(task)
-	}
-	w.pending = nil
-	w.mu.Unlock()
 	<-ctx.Done()
-	w.mu.Lock()
-	w.end()
-	w.mu.Unlock()
-	w.tasks.Wait()
+	w.tasks.Stop()
 	return nil
-}
-
-// start runs task, now or when Run does. Every task ends when the lifetime does.
-// The lock is held.
-func (w *Watches) start(task func()) {
-	switch {
-	case w.lifetime.Err() != nil:
-	case !w.running:
-		w.pending = append(w.pending, task)
-	default:
-		w.tasks.Go(task)
-	}
 }
 
 // clientOf reaches the group of a kind, the core group if the kind names none.
@@ -142,7 +114,7 @@ func (w *Watches) Acquire(k Ref, as kubernetes.Interface) *Source {
 	defer w.mu.Unlock()
 	ref := w.refs[k]
 	if ref == nil {
-		ctx, stop := context.WithCancel(w.lifetime)
+		ctx, stop := context.WithCancel(w.tasks.Lifetime())
 		ref = &sharedRef{stop: stop, Source: Source{
 			Kind:       k.Kind,
 			client:     clientOf(k.Kind, as),
@@ -150,7 +122,7 @@ func (w *Watches) Acquire(k Ref, as kubernetes.Interface) *Source {
 			log:        w.log,
 		}}
 		w.refs[k] = ref
-		w.start(func() { ref.run(ctx, k.Namespace, k.Name, ref.Collection) })
+		w.tasks.Start(func() { ref.run(ctx, k.Namespace, k.Name, ref.Collection) })
 	}
 	ref.users++
 	return &ref.Source
