@@ -47,8 +47,9 @@ type copies struct {
 	overdue bool // for longer than copiesWithin
 	none    bool // its agent says that nothing runs beside the pod yet
 	all     map[types.UID]*copied
-	ended   map[types.UID]bool   // that the kubelet has ended, since they are being deleted
-	leftOut map[types.UID]string // why
+	ended   map[types.UID]bool                  // that the kubelet has ended, since they are being deleted
+	leftOut map[types.UID]string                // why
+	places  map[types.NamespacedName]*copyPlace // of sets whose copy has ended with its pod
 	past    []types.UID
 	late    bool               // the pod waits for them no longer
 	told    bool               // that it waits
@@ -81,6 +82,7 @@ func newCopies() copies {
 		all:     map[types.UID]*copied{},
 		ended:   map[types.UID]bool{},
 		leftOut: map[types.UID]string{},
+		places:  map[types.NamespacedName]*copyPlace{},
 		again:   func() {},
 	}
 }
@@ -128,15 +130,7 @@ func (c *boundPod) seeCopies() {
 		return
 	}
 	wanted := slices.DeleteFunc(sets.beside(c.as.name, b.current), func(set *setPod) bool { return !set.terms.Serves(c.drivers) })
-	// First the node plugins of the pod's volumes: the machine has room for these, perhaps for no others. Then the older: a new process of
-	// Kip is to let in what runs, not what was left out for it.
-	slices.SortStableFunc(wanted, func(a, b *setPod) int {
-		plugin := a.terms.HasPlugin(c.drivers)
-		if plugin != b.terms.HasPlugin(c.drivers) {
-			return map[bool]int{true: -1, false: 1}[plugin]
-		}
-		return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time)
-	})
+	slices.SortStableFunc(wanted, c.orderCopies)
 	c.pods.Keep(podHistory * (1 + min(len(wanted), daemonsets.MostCopies))) // all may change at once
 	if !c.waitsForCopies(wanted) {
 		c.putChanged()
@@ -150,6 +144,7 @@ func (c *boundPod) seeCopies() {
 		return // runsBeside and the first report of the node come back here
 	}
 	c.dropCopies(wanted)
+	c.seePlaces()
 	for _, set := range wanted {
 		c.seeCopy(set)
 	}
@@ -185,6 +180,9 @@ func (c *boundPod) dropCopies(wanted []*setPod) {
 	for uid, p := range c.copies.all {
 		if !is[uid] {
 			c.forgetCopy(p)
+			if !c.server.sets.has(c.as.name, uid) { // else it is to run beside this pod no more
+				c.holdPlace(p)
+			}
 		}
 	}
 	for uid := range c.copies.ended {
@@ -244,7 +242,9 @@ func (c *boundPod) seeCopy(set *setPod) {
 	if set.pod.DeletionTimestamp != nil && !c.pod.restored {
 		return // its kubelet has never had it
 	}
-	if why := c.keepsOut(set.pod); why != "" {
+	why := c.keepsOut(set)
+	delete(c.copies.places, set.setName())
+	if why != "" {
 		c.leaveOut(set, why)
 		return
 	}
@@ -296,16 +296,21 @@ func (c *boundPod) putCopy(p *copied) {
 }
 
 // keepsOut says why a set's pod cannot run beside the cell's, or "". c.mu is held.
-func (c *boundPod) keepsOut(set *corev1.Pod) string {
-	if len(c.copies.all) >= daemonsets.MostCopies {
-		return fmt.Sprintf("the cell runs %d pods of DaemonSets, which is the most", daemonsets.MostCopies)
-	}
+func (c *boundPod) keepsOut(set *setPod) string {
 	others := []*corev1.Pod{c.pod.current}
 	for _, p := range c.copies.all {
 		others = append(others, p.current)
 	}
+	for name, place := range c.copies.places {
+		if name != set.setName() {
+			others = append(others, place.pod)
+		}
+	}
+	if len(others) > daemonsets.MostCopies {
+		return fmt.Sprintf("the cell runs %d pods of DaemonSets, which is the most", daemonsets.MostCopies)
+	}
 	for _, other := range others {
-		if port := daemonsets.Conflict(set, other); port != "" {
+		if port := daemonsets.Conflict(set.pod, other); port != "" {
 			return fmt.Sprintf("host port %s is that of pod %s/%s there", port, other.Namespace, other.Name)
 		}
 	}
@@ -323,7 +328,7 @@ func (c *boundPod) keepsOut(set *corev1.Pod) string {
 	}
 	// By the kubelet's own rule: one that does not fit it fails, or ends the cell's pod for it.
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
-		asked, is := resource.PodRequests(set, resource.PodResourcesOptions{})[name]
+		asked, is := resource.PodRequests(set.pod, resource.PodResourcesOptions{})[name]
 		if !is || asked.IsZero() {
 			continue
 		}
@@ -367,7 +372,7 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 		if set.terms.MaxDelay == 0 || set.pod.DeletionTimestamp != nil || c.copies.leftOut[uid] != "" || p != nil && p.isReady() {
 			continue
 		}
-		if p == nil && c.keepsOut(set.pod) != "" {
+		if p == nil && c.keepsOut(set) != "" {
 			continue
 		}
 		left := b.at.Add(set.terms.MaxDelay).Sub(now)
@@ -449,6 +454,7 @@ func (c *boundPod) unbindCopies() {
 		c.copyChanged(p.namespace, p.name)
 	}
 	clear(c.copies.all)
+	clear(c.copies.places)
 }
 
 // copyChanged has the observers of copies told. c.mu may be held.
@@ -552,6 +558,9 @@ func (c *boundPod) endCopy(uid types.UID) bool {
 	}
 	c.copies.ended[uid] = true
 	c.forgetCopy(p)
+	if p.ending == nil { // else the cell ends
+		c.holdPlace(p)
+	}
 	return true
 }
 

@@ -1,6 +1,7 @@
 package cellapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -593,6 +594,96 @@ func TestTheDeletionOfAPodIsSeenWhateverIsKnownOfTheCopiesBesideIt(t *testing.T)
 				o, is, _ := seen.GetByKey("shop/web")
 				return is && o.(*corev1.Pod).DeletionTimestamp != nil
 			})
+		})
+	}
+}
+
+func TestARoomIsItsSetsThroughAnUpdate(t *testing.T) {
+	asks := func(cpu string, port int32, age time.Duration) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.CreationTimestamp = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(-age))
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+			if port != 0 {
+				p.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: port}}
+			}
+		}
+	}
+	const hour = time.Hour
+	for name, tc := range map[string]struct {
+		cpu, otherCPU string
+		port          int32
+		forced        bool   // the set's pod goes without a word of the kubelet
+		surge         bool   // its next pod is there before the old one is deleted
+		next          string // what the next pod asks for; "" where there is none
+		runs          string // which set runs in the end
+	}{
+		"the same room":             {cpu: "1", otherCPU: "1", next: "1", runs: "shipper"},
+		"less room":                 {cpu: "1900m", otherCPU: "1", next: "1", runs: "shipper"},
+		"so little that both fit":   {cpu: "1", otherCPU: "1", next: "100m", runs: "other shipper"},
+		"a host port":               {cpu: "1m", otherCPU: "1m", port: 9100, next: "1m", runs: "shipper"},
+		"a pod that goes by force":  {cpu: "1", otherCPU: "1", next: "1", forced: true, runs: "shipper"},
+		"a next pod before the end": {cpu: "1", otherCPU: "1", next: "1", surge: true, runs: "shipper"},
+		"more than there is":        {cpu: "1", otherCPU: "1", next: "4", runs: "other"},
+		"no next pod":               {cpu: "1", otherCPU: "1", runs: "other"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, _ := setHouse(t)
+			set := h.up.put(setPodOn("shipper", "shipper-1", asks(tc.cpu, tc.port, 2*hour))).(*corev1.Pod)
+			h.up.put(setPodOn("other", "other-1", asks(tc.otherCPU, tc.port, hour)))
+			m := newMachine(t, "c1")
+			c := m.joinReady(h)
+			h.bindNew(c, podOn("web"))
+			running := func() string {
+				var names []string
+				for _, is := range h.server.CopiesOn("c1") {
+					if !is.LeftOut {
+						names = append(names, is.Set.Name[:strings.LastIndex(is.Set.Name, "-")])
+					}
+				}
+				return strings.Join(names, " ")
+			}
+			both := func() bool { return len(h.server.CopiesOn("c1")) == 2 }
+			eventually(t, "both are seen to", both)
+			if is := running(); is != "shipper" {
+				t.Fatalf("%q run before the update", is)
+			}
+			clk := h.clock.(*stepped)
+			clk.hold(true)
+			t.Cleanup(func() { clk.hold(false) })
+			next := setPodOn("shipper", "shipper-2", asks(cmp.Or(tc.next, "1"), tc.port, 0))
+			if tc.surge {
+				h.up.put(next)
+				eventually(t, "the next pod is seen to", func() bool { return len(h.server.CopiesOn("c1")) == 3 })
+			}
+			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+			if !tc.forced {
+				set.DeletionTimestamp, set.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(1))
+				set = h.up.put(set).(*corev1.Pod)
+				eventually(t, "the kubelet is to end the copy", func() bool {
+					o, is, _ := seen.GetByKey("logging/shipper-1")
+					return is && o.(*corev1.Pod).DeletionTimestamp != nil
+				})
+				if err := m.kubelet(t).CoreV1().Pods("logging").Delete(t.Context(), "shipper-1",
+					metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(set.UID))}); err != nil {
+					t.Fatal(err)
+				}
+				c.setsChanged() // as at any change of another set
+			}
+			h.server.sets.gone(set)
+			if !tc.surge {
+				if is := running(); is != "" {
+					t.Errorf("between the two pods of the set %q run", is)
+				}
+			}
+			h.up.remove(set)
+			switch {
+			case tc.next == "":
+				clk.hold(false)
+			case !tc.surge:
+				h.up.put(next)
+			}
+			eventually(t, "the next pod is seen to", func() bool { return running() != "" })
+			eventually(t, tc.runs+" run", func() bool { return running() == tc.runs })
 		})
 	}
 }

@@ -46,6 +46,11 @@ type setPod struct {
 	seen  uint64 // resource version at the API server
 }
 
+// setName names the DaemonSet of a pod.
+func (s *setPod) setName() types.NamespacedName {
+	return types.NamespacedName{Namespace: s.pod.Namespace, Name: s.name}
+}
+
 func newSetPods(s *Server, rules *daemonsets.Rules) *setPods {
 	if rules == nil {
 		return nil
@@ -74,6 +79,16 @@ func (s *setPods) beside(node string, pod *corev1.Pod) (all []*setPod) {
 	}
 	slices.SortFunc(all, func(a, b *setPod) int { return daemonsets.Order(a.pod, b.pod) })
 	return all
+}
+
+// has reports whether a pod stands on a node, also one that is being deleted. A nil *setPods has none.
+func (s *setPods) has(node string, pod types.UID) bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byNode[node][pod] != nil
 }
 
 // see notes a state of a pod, and has the cells of its node see it.
@@ -285,7 +300,7 @@ func (s *setPods) changed(cell string, set types.NamespacedName) {
 func (s *Server) SetsBeside(pod *corev1.Pod) (all []*corev1.Pod) {
 	last := types.NamespacedName{}
 	for _, set := range s.sets.beside(cmp.Or(pod.Spec.NodeName, s.nodeName), pod) {
-		if name := (types.NamespacedName{Namespace: set.pod.Namespace, Name: set.name}); name != last {
+		if name := set.setName(); name != last {
 			all, last = append(all, set.pod), name
 		}
 	}
