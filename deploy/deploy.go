@@ -50,5 +50,10 @@ var StorageClass []byte
 //go:embed manifests/eks/kip.yaml
 var EKS []byte
 
-// EKSNamespace stands in EKS for the namespace of Kip, and for nothing else.
+// EKSProfiles is what of EKS is another way where the configuration has profiles.
+//
+//go:embed manifests/eks/profiles.yaml
+var EKSProfiles []byte
+
+// EKSNamespace stands in these for the namespace of Kip, and for nothing else.
 const EKSNamespace = "namespace-of-kip"

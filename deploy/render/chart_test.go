@@ -197,6 +197,7 @@ existingConfigMap: mine`,
 func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 	for text, words := range map[string][]string{
 		profiled("- {name: a, mode: only}") + "webhook: {enabled: false}": {"webhook.enabled is false", "config.admission.profiles"},
+		least + "\nwebhook: {enabled: false, profiles: true}":             {"webhook.enabled is false", "webhook.profiles"},
 		profiled("- {name: a, modus: only}"):                              {"/config/admission/profiles/0", "modus"},
 		"":                                                                {"config.cloud", "config.cloud.aws.region=us-east-1"},
 		"config: {cloud: {aws: {}}}":                                      {"config.cells.defaultInstanceType"},
@@ -726,6 +727,7 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 		profiled("- {name: a, mode: burst}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
 		profiled("- {name: a, mode: burst, podDeletionCost: 0}"):  {"selecting", "namespaces", "profiles", "resizes"},
 		profiled("- {name: a, mode: only, podDeletionCost: -10}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+		least + anyProfiles: {"selecting", "namespaces", "profiles", "resizes", "bindings"},
 	} {
 		if got := names(text); !slices.Equal(got, want) {
 			t.Errorf("%s: webhooks %q, want %q", text, got, want)
@@ -753,4 +755,14 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 				want.expression)
 		}
 	}
+	for _, text := range []string{least, profiled("- {name: a, namespaces: [kube-system], gpu: true, mode: only}")} {
+		namespaces, expression := selector(text + anyProfiles)
+		if namespaces != "kubernetes.io/metadata.name notin (apps,kube-node-lease,kube-public,kube-system)" ||
+			expression != "object.spec.?nodeName.orValue('') == ''" {
+			t.Errorf("for any profiles it asks about namespaces %s, and %s", namespaces, expression)
+		}
+	}
 }
+
+// anyProfiles are values by which the webhooks are those of profiles that the chart does not see.
+const anyProfiles = "\nwebhook: {profiles: true}\n"

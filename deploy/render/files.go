@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,14 +20,16 @@ const generatedBy = "# Generated from deploy/helm/kip by make manifests.\n"
 const crdFile = "api/v1/crd.yaml"
 
 // rights are the parts of an installation that package deploy embeds: those of a Kip
-// in kip-system, with all nodes that provider.yaml may ask for. Each is the output of one template.
+// in kip-system, with all nodes that provider.yaml may ask for. Each is the output of one template, by its name or that in templateOf.
 var rights = map[string]string{
 	"rbac": "",
 	"policies": `
 policies: {namespaces: false}`,
 	"namespaces": `
 policies: {namespaces: true}`,
-	"webhook":      "",
+	"webhook": "",
+	"webhook-profiles": `
+webhook: {profiles: true}`,
 	"storageclass": "",
 	"csr": `
 servingCertificate: {source: csr, requester: kip}`,
@@ -43,6 +47,8 @@ cloudInit: |
   - sysctl -p /etc/sysctl.d/90-cells.conf`,
 }
 
+var templateOf = map[string]string{"webhook-profiles": "webhook"}
+
 const rightsValues = `
 config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
 nodeCount: 64
@@ -50,8 +56,9 @@ createNamespace: true
 `
 
 // onEKS is what kipctl eks deploy installs, in the namespace and with the image, the role and the configuration that it is given. The
-// namespace here is deploy.EKSNamespace, in whose place it writes another.
-var onEKS = struct{ file, release, namespace, values string }{"deploy/manifests/eks/kip.yaml", "kip-provider", "namespace-of-kip", `
+// namespace here is deploy.EKSNamespace, in whose place it writes another. What profiles has of it is for a configuration with profiles.
+var onEKS = struct{ file, profiles, release, namespace, values string }{
+	"deploy/manifests/eks/kip.yaml", "deploy/manifests/eks/profiles.yaml", "kip-provider", "namespace-of-kip", `
 config:
   cloud: {aws: {}}
   cells: {defaultInstanceType: t3.micro}
@@ -60,7 +67,8 @@ existingConfigMap: kip-provider-config
 policies: {podAnnotations: false}
 servingCertificate: {source: csr, signerName: beta.eks.amazonaws.com/app-serving}
 createNamespace: true
-`}
+`,
+}
 
 // bases are what kustomize starts from, by folder. Each has a provider.yaml beside it. Its
 // users may write nodes into that, so that the rights are those of all. Pods of 2020 name
@@ -101,6 +109,9 @@ host: {name: rack-1}`,
 	"host-qemu": `
 config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}
 host: {name: rack-1}`,
+	"any-profiles": `
+config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
+webhook: {profiles: true}`,
 	"profiles": `
 config:
   cloud: {aws: {}}
@@ -139,7 +150,7 @@ func trial(c *chart.Chart, name string) ([]byte, error) {
 	}
 	var objects [][]byte
 	templates := trialTemplates
-	if name == "profiles" { // they change nothing else
+	if strings.HasSuffix(name, "profiles") { // they change nothing else
 		templates = []string{"webhook"}
 	}
 	for _, template := range templates {
@@ -157,30 +168,35 @@ func generated(folder string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files := map[string][]byte{}
-	for template, text := range rights {
+	for name, text := range rights {
 		values, err := parse(rightsValues + text)
 		if err != nil {
 			return nil, err
 		}
 		outputs, err := release{name: "kip", namespace: "kip-system", values: values}.render(c)
 		if err != nil {
-			return nil, fmt.Errorf("render %s: %w", template, err)
+			return nil, fmt.Errorf("render %s: %w", name, err)
 		}
-		content := outputs[template]
-		if template == "rbac" {
+		content := outputs[cmp.Or(templateOf[name], name)]
+		if name == "rbac" {
 			content = append(append(outputs["namespace"], "---\n"...), content...)
 		}
-		files["deploy/manifests/rights/"+template+".yaml"] = append([]byte(generatedBy), content...)
+		files["deploy/manifests/rights/"+name+".yaml"] = append([]byte(generatedBy), content...)
 	}
 	values, err := parse(onEKS.values)
 	if err != nil {
 		return nil, err
 	}
-	outputs, err := release{name: onEKS.release, namespace: onEKS.namespace, values: values}.render(c)
+	eks := release{name: onEKS.release, namespace: onEKS.namespace, values: values}
+	outputs, err := eks.render(c)
 	if err != nil {
 		return nil, fmt.Errorf("render %s: %w", onEKS.file, err)
 	}
 	files[onEKS.file] = append([]byte(generatedBy), together(outputs)...)
+	if outputs, err = eks.profiled().render(c); err != nil {
+		return nil, fmt.Errorf("render %s: %w", onEKS.profiles, err)
+	}
+	files[onEKS.profiles] = append([]byte(generatedBy), outputs["webhook"]...)
 	crd, err := os.ReadFile(filepath.Join(folder, crdFile))
 	if err != nil {
 		return nil, err
@@ -196,6 +212,9 @@ func generated(folder string) (map[string][]byte, error) {
 			return nil, fmt.Errorf("render %s: %w", base, err)
 		}
 		files[base+"/kip.yaml"] = append([]byte(generatedBy), together(outputs)...)
+		if err := addProfiles(files, c, r, base, outputs); err != nil {
+			return nil, err
+		}
 		files[base+"/crd.yaml"] = append([]byte("# Generated from "+crdFile+" by make manifests.\n"), crd...)
 	}
 	for name := range trials {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -232,6 +233,50 @@ func TestNothingRefusesThePodsOf2020BeforeKipIsAsked(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%s does not have the provider.yaml of its folder", folder)
+		}
+	}
+}
+
+// A kustomization that names the folder profiles of a base has the webhooks that the chart makes, in the same order: the API server calls
+// them so, and those of profiles are not to come before those of pods that select Kip's nodes.
+func TestABaseHasTheWebhooksOfProfilesAsAComponent(t *testing.T) {
+	c, err := loadChart(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for base := range bases {
+		r, err := baseRelease(top, base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.values["webhook"] = map[string]any{"profiles": true}
+		outputs, err := r.render(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// As in an overlay of a user's own.
+		folder := t.TempDir()
+		at, err := filepath.Abs(filepath.Join(top, base))
+		if err == nil {
+			at, err = filepath.Rel(folder, at)
+		}
+		if err == nil {
+			text := fmt.Appendf(nil, "resources: [%s]\ncomponents: [%s/profiles]\n", at, at)
+			err = os.WriteFile(filepath.Join(folder, "kustomization.yaml"), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		is := build(t, folder)
+		for name, want := range byName(t, string(outputs["webhook"])) {
+			if is[name] == nil || !reflect.DeepEqual(is[name].Object, want.Object) {
+				t.Errorf("%s: %s is\n%v\nand by the chart\n%v", base, name, is[name], want)
+			}
+		}
+		for name, o := range build(t, filepath.Join(top, base)) {
+			if o.GetKind() != "MutatingWebhookConfiguration" && (is[name] == nil || !reflect.DeepEqual(is[name].Object, o.Object)) {
+				t.Errorf("%s: the component changes %s", base, name)
+			}
 		}
 	}
 }

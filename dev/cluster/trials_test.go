@@ -117,8 +117,12 @@ func theAPIServerTakesWebhooksOfProfiles(t *testing.T, is identities) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	anyProfiles, err := manifest.Parse(read(t, "testdata/any-profiles.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	asked := 0
-	for _, o := range objects {
+	for _, o := range append(objects, anyProfiles...) {
 		if o.GetKind() != "MutatingWebhookConfiguration" {
 			continue
 		}
@@ -126,13 +130,13 @@ func theAPIServerTakesWebhooksOfProfiles(t *testing.T, is identities) {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &hooks, true); err != nil {
 			t.Fatal(err)
 		}
-		hooks.Name, asked = "kip-profiles", len(hooks.Webhooks)
+		hooks.Name, asked = "kip-profiles", asked+len(hooks.Webhooks)
 		if _, err := is.admin.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), &hooks,
 			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 			t.Errorf("the webhooks of profiles: %v", err)
 		}
 	}
-	if asked != 5 {
+	if asked != 10 {
 		t.Errorf("there are %d webhooks", asked)
 	}
 }

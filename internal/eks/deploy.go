@@ -125,7 +125,11 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	f.image = image
 	problems = append(problems, d.checkRole(ctx, f, cluster, network)...)
 	f.plan = plan{image: d.image(), role: d.Role, namespace: d.Namespace}
-	if f.plan.provider, err = providerYAML(d.settings(cluster, network, instanceType)); len(problems) == 0 {
+	settings := d.settings(cluster, network, instanceType)
+	if f.running.admission != nil {
+		settings["admission"] = f.running.admission
+	}
+	if f.plan.provider, f.plan.profiled, err = providerYAML(settings); len(problems) == 0 {
 		failed(err)
 	}
 	if f.api != nil {

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/cloudmodel"
@@ -814,6 +815,71 @@ func TestNamedSubnetsNeedNoDefaultRoute(t *testing.T) {
 	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "subnet-a: no default route") {
 		t.Errorf("it said %s", said)
 	}
+}
+
+// Profiles of the installed configuration are the user's: another run leaves them, and the API server asks Kip about their pods.
+func TestProfilesOfAnInstalledKipStayAndGetTheirWebhooks(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	for _, step := range []struct {
+		more  string // that the user writes into provider.yaml; "" for nothing
+		paths []string
+	}{
+		{"", []string{"/pods", "/namespaced-pods", "/resizes"}},
+		{"{profiles: [{name: batch, namespaces: [ml], mode: burst}]}",
+			[]string{"/pods", "/namespaced-pods", "/profiled-pods", "/resizes", "/bindings"}},
+		{"", []string{"/pods", "/namespaced-pods", "/profiled-pods", "/resizes", "/bindings"}},
+		{"null", []string{"/pods", "/namespaced-pods", "/resizes"}},
+	} {
+		w.writeAdmission(step.more)
+		if err := w.run(); err != nil {
+			t.Fatal(err)
+		}
+		var paths []string
+		hooks := w.api.at("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/"+node, "webhooks").([]any)
+		for _, h := range hooks {
+			service := h.(object)["clientConfig"].(object)["service"].(object)
+			paths = append(paths, service["path"].(string))
+			if service["namespace"] != "kip" || service["name"] != "kip-provider-webhook" {
+				t.Errorf("it asks %v", service)
+			}
+		}
+		if !slices.Equal(paths, step.paths) {
+			t.Errorf("with %q more it asks at %q, want %q", step.more, paths, step.paths)
+		}
+		if got := w.installedConfig().Admission.Profiles; (len(got) > 0) != (len(paths) == 5) {
+			t.Errorf("with %q more the profiles are %+v", step.more, got)
+		}
+	}
+	w.writeAdmission("{profiles: [{name: batch, modus: burst}]}")
+	if err := w.run(); err == nil || !strings.Contains(err.Error(), "modus") {
+		t.Errorf("with a profile that is none: %v", err)
+	}
+}
+
+// writeAdmission writes that part of the installed configuration, in YAML; "" leaves it.
+func (w *world) writeAdmission(text string) {
+	w.Helper()
+	if text == "" {
+		return
+	}
+	w.api.mu.Lock()
+	defer w.api.mu.Unlock()
+	data := w.api.objects["/api/v1/namespaces/kip/configmaps/kip-provider-config"]["data"].(object)
+	var all, admission any
+	err := yaml.Unmarshal([]byte(data["provider.yaml"].(string)), &all)
+	if err == nil {
+		err = yaml.Unmarshal([]byte(text), &admission)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	all.(object)["admission"] = admission
+	provider, err := yaml.Marshal(all)
+	if err != nil {
+		w.Fatal(err)
+	}
+	data["provider.yaml"] = string(provider)
 }
 
 // With an instance profile pods may name that one alone. Without one they may name any, and the risk is said.

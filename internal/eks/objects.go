@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +31,7 @@ const configMap = name + "-config"
 type plan struct {
 	image, role, namespace string
 	provider               []byte // provider.yaml
+	profiled               bool   // it has profiles
 	dns                    string // an address; "" if Kip finds it
 	class                  string
 	ownClass               *unstructured.Unstructured // nil if there is one
@@ -37,15 +39,24 @@ type plan struct {
 
 // objects are all that is applied, the namespace first and the workload last.
 func (p plan) objects() ([]*unstructured.Unstructured, error) {
-	text := bytes.ReplaceAll(deploy.EKS, []byte(deploy.EKSNamespace), []byte(p.namespace))
+	all, err := p.read(deploy.EKS)
+	if err != nil {
+		return nil, err
+	}
+	var profiled []*unstructured.Unstructured
+	if p.profiled {
+		if profiled, err = p.read(deploy.EKSProfiles); err != nil {
+			return nil, err
+		}
+	}
 	var first, rest, last []*unstructured.Unstructured
-	for _, document := range bytes.Split(text, []byte("\n---\n")) {
-		o := &unstructured.Unstructured{}
-		if err := yaml.Unmarshal(document, &o.Object); err != nil {
-			return nil, fmt.Errorf("read the manifests of Kip: %w", err)
+	for _, o := range all {
+		if i := slices.IndexFunc(profiled, func(other *unstructured.Unstructured) bool {
+			return other.GroupVersionKind() == o.GroupVersionKind() && other.GetName() == o.GetName()
+		}); i >= 0 {
+			o = profiled[i]
 		}
 		switch {
-		case len(o.Object) == 0: // comments alone
 		case o.GetKind() == "Namespace":
 			first = append(first, o)
 		case o.GetKind() == "StatefulSet":
@@ -70,6 +81,21 @@ func (p plan) objects() ([]*unstructured.Unstructured, error) {
 		rest = append(rest, p.ownClass)
 	}
 	return append(append(first, rest...), last...), nil
+}
+
+// read reads manifests in the namespace of the plan.
+func (p plan) read(manifests []byte) (all []*unstructured.Unstructured, err error) {
+	text := bytes.ReplaceAll(manifests, []byte(deploy.EKSNamespace), []byte(p.namespace))
+	for _, document := range bytes.Split(text, []byte("\n---\n")) {
+		o := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(document, &o.Object); err != nil {
+			return nil, fmt.Errorf("read the manifests of Kip: %w", err)
+		}
+		if len(o.Object) > 0 { // not comments alone
+			all = append(all, o)
+		}
+	}
+	return all, nil
 }
 
 // fillIn gives the StatefulSet its image, its claim and its arguments. The configuration's checksum restarts Kip when that changes.
@@ -101,16 +127,25 @@ func (p plan) fillIn(o *unstructured.Unstructured) error {
 	return unstructured.SetNestedSlice(o.Object, claims, "spec", "volumeClaimTemplates")
 }
 
-// providerYAML is Kip's configuration, which Kip takes.
-func providerYAML(settings map[string]any) ([]byte, error) {
-	text, err := yaml.Marshal(settings)
+// providerYAML is Kip's configuration, which Kip takes, and whether it has profiles.
+func providerYAML(settings map[string]any) (text []byte, profiled bool, err error) {
+	if text, err = yaml.Marshal(settings); err != nil {
+		return nil, false, err
+	}
+	c, _, err := config.Parse("provider.yaml", text)
 	if err != nil {
-		return nil, err
+		return nil, false, fmt.Errorf("the configuration that would be installed is not valid: %w", err)
 	}
-	if _, _, err := config.Parse("provider.yaml", text); err != nil {
-		return nil, fmt.Errorf("the configuration that would be installed is not valid: %w", err)
+	return text, len(c.Admission.Profiles) > 0, nil
+}
+
+// admissionOf is what an installed configuration has of admission, as it is written; nil for nothing.
+func admissionOf(provider string) any {
+	var installed map[string]any
+	if err := yaml.Unmarshal([]byte(provider), &installed); err != nil {
+		return nil // with that no Kip runs
 	}
-	return text, nil
+	return installed["admission"]
 }
 
 // subnetsOf are the subnets that an installed configuration names. One that this version does not take names none.

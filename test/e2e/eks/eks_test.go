@@ -530,8 +530,9 @@ func (s *space) nothingLeft() {
 	})
 }
 
-// profiles has a profile in provider.yaml. The command that doctor prints makes its webhooks, and deploy.sh's stay as they are.
-func (s *space) profiles() {
+// profiles has a profile in provider.yaml. The command that doctor prints makes its webhooks, and deploy.sh's stay as they are. Then deploy.sh
+// makes them by itself, and leaves the profile.
+func (s *space) profiles(image string) {
 	s.Helper()
 	configs := world.Admin.CoreV1().ConfigMaps(kipNamespace)
 	config, err := configs.Get(s.Context(), "kip-provider-config", metav1.GetOptions{})
@@ -590,12 +591,30 @@ func (s *space) profiles() {
 	if found := examined(); found.Outcome != "ok" {
 		s.Errorf("doctor finds %+v", found)
 	}
-	after := hooks()
-	for _, name := range append(before, "profiles.kip.elotl.co", "bindings.kip.elotl.co") {
-		if !slices.Contains(after, name) {
-			s.Errorf("there is no webhook %s: %v", name, after)
+	for _, by := range []string{"doctor", "deploy.sh"} {
+		if by == "deploy.sh" {
+			s.deploy(image)
+		}
+		after := hooks()
+		for _, name := range append(slices.Clone(before), "profiles.kip.elotl.co", "bindings.kip.elotl.co") {
+			if !slices.Contains(after, name) {
+				s.Errorf("after %s there is no webhook %s: %v", by, name, after)
+			}
 		}
 	}
+	if found := examined(); found.Outcome != "ok" {
+		s.Errorf("after deploy.sh doctor finds %+v", found)
+	}
+	s.Eventually("the API server asks Kip about pods of the profile", func(ctx context.Context) error {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "asked-"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main", Image: "busybox:1.36",
+		}}}}
+		pod, err := world.Admin.CoreV1().Pods(s.NS).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil && pod.Annotations["pod.elotl.co/profile"] != "batch" {
+			err = fmt.Errorf("the pod is made with annotations %v", pod.Annotations)
+		}
+		return err
+	})
 }
 
 func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
@@ -642,7 +661,7 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	s.gets("reader", "http://web", "from a cell\n")
 	s.karpenterBuysForOthers()
 	stopKarpenter()
-	s.profiles()
+	s.profiles(image)
 
 	s.endPods(zones)
 	s.uninstall(began)

@@ -3,6 +3,8 @@
 package install
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
@@ -23,8 +26,8 @@ import (
 // kustomizeNamespace is that of the base.
 const kustomizeNamespace = "kube-system"
 
-// overlay writes a user's overlay of a Kip's base, which has the settings of the chart's values, into a folder.
-func overlay(s *namespace.Space, folder string, of build, step string) {
+// overlay writes a user's overlay of a Kip's base, which has the settings of the chart's values and profiles, into a folder.
+func overlay(s *namespace.Space, folder string, of build, step string, profiles ...any) {
 	s.Helper()
 	_, file := chart(s.T)
 	values := readValues[settings](s.T, file)
@@ -33,6 +36,11 @@ func overlay(s *namespace.Space, folder string, of build, step string) {
 		s.Fatal(err)
 	}
 	values.Config["servingCertificate"] = map[string]any{"signerName": "kubernetes.io/kubelet-serving"}
+	components := []string{}
+	if len(profiles) > 0 {
+		values.Config["admission"] = map[string]any{"profiles": profiles}
+		components = append(components, base+"/profiles")
+	}
 	var credentials []string
 	for key, value := range values.Credentials.Data {
 		credentials = append(credentials, key+"="+value)
@@ -53,7 +61,7 @@ func overlay(s *namespace.Space, folder string, of build, step string) {
 	}
 	writeYAML(s.T, filepath.Join(folder, "kustomization.yaml"), map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": kustomizeNamespace,
-		"resources": []string{base},
+		"resources": []string{base}, "components": components,
 		"images": []any{map[string]any{
 			"name": "ghcr.io/elotl/kip", "newName": values.Image.Repository, "newTag": of.version,
 		}},
@@ -125,6 +133,18 @@ func TestKipIsInstalledUpgradedRolledBackAndRemovedByKustomize(t *testing.T) {
 		stays.unmoved(step + " by kustomize")
 		runNew(s, fmt.Sprint("kustomize-", i))
 	}
+
+	overlay(s, folder, now, "profiles", profiles(s.NS)[0])
+	run(s, world.Kubectl(t.Context(), "apply", "-k", folder))
+	kipIn(s, kustomizeNamespace, pod)
+	s.Eventually("the API server asks Kip about pods of profiles", func(ctx context.Context) error {
+		made, err := madeAs(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"runs": "never"}}})
+		if err == nil && made.Annotations["pod.elotl.co/profile"] != "never" {
+			err = errors.New("it does not")
+		}
+		return err
+	})
+	stays.unmoved("profiles by kustomize")
 
 	out := s.Kubectl("exec", "-n", kustomizeNamespace, kipPod, "--", "/kipctl", "cleanup", "--yes")
 	if !strings.Contains(out, "node") {

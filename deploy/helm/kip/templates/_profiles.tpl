@@ -74,8 +74,9 @@ object.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution
 {{- /* The namespaces that the pods of profiles are in, or more: a namespaceSelector. */ -}}
 {{- define "kip.profileNamespaces" -}}
 {{- $profiles := (include "kip.profiles" . | fromJson).list -}}
+{{- if .Values.webhook.profiles -}}{{- $profiles = list -}}{{- end -}}
 {{- $named := list -}}
-{{- $all := false -}}
+{{- $all := .Values.webhook.profiles -}}
 {{- range $profiles -}}
   {{- if not .namespaces -}}{{- $all = true -}}{{- end -}}
   {{- range .namespaces -}}
@@ -105,8 +106,9 @@ object.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution
 {{- toYaml $selector -}}
 {{- end -}}
 
-{{- /* Whether pods of a profile get a cost of deletion on Kip's nodes. */ -}}
+{{- /* Whether pods of a profile get a cost of deletion on Kip's nodes, or may. */ -}}
 {{- define "kip.profileCosts" -}}
+{{- if .Values.webhook.profiles -}}true{{- end -}}
 {{- range (include "kip.profiles" . | fromJson).list -}}
   {{- $cost := ternary -1 0 (eq (toString .mode) "burst") -}}
   {{- if not (kindIs "invalid" .podDeletionCost) -}}{{- $cost = int .podDeletionCost -}}{{- end -}}
