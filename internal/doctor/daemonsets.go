@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -235,8 +236,47 @@ func (k daemonSets) absent(key string, d *appsv1.DaemonSet) finding.Finding {
 			"%s names DaemonSet %s/%s, which runs beside no pod: it does not tolerate the taint %s of Kip's nodes, so it has no pod there", key, d.Namespace,
 			d.Name, taint.ToString())
 	}
-	return finding.Warn(fmt.Sprintf("kubectl get daemonset -n %s %s -o yaml # its nodeSelector and affinity", d.Namespace, d.Name),
-		"%s names DaemonSet %s/%s, which runs beside no pod: it has no pod on Kip's nodes", key, d.Namespace, d.Name)
+	why := ""
+	if by := keptOff(spec, k.own[0].Labels); by != "" {
+		why = ": " + by + " keeps it off"
+	}
+	return finding.Warn(fmt.Sprintf("kubectl edit daemonset -n %s %s # its nodeSelector and affinity; if a chart writes it, the chart's values",
+		d.Namespace, d.Name),
+		"%s names DaemonSet %s/%s, which runs beside no pod: it has no pod on Kip's nodes%s", key, d.Namespace, d.Name, why)
+}
+
+// keptOff names what of the node selector and the required affinity of a pod keeps it off a node with these labels; "" for nothing. Of
+// several terms it names the first that does not match.
+func keptOff(spec *corev1.PodSpec, own map[string]string) string {
+	for _, key := range slices.Sorted(maps.Keys(spec.NodeSelector)) {
+		if value := spec.NodeSelector[key]; own[key] != value {
+			return fmt.Sprintf("nodeSelector %s: %s", key, value)
+		}
+	}
+	affinity := spec.Affinity
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	first := ""
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		unmet := slices.IndexFunc(term.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool { return !meets(own, e) })
+		if unmet < 0 {
+			return ""
+		}
+		if e := term.MatchExpressions[unmet]; first == "" {
+			first = strings.TrimSuffix(fmt.Sprintf("its affinity %s %s %s", e.Key, e.Operator, strings.Join(e.Values, ", ")), " ")
+		}
+	}
+	return first
+}
+
+// meets reports whether labels meet a requirement.
+func meets(own map[string]string, e corev1.NodeSelectorRequirement) bool {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: own}}
+	s, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{e}},
+	}})
+	return err == nil && s.Match(node)
 }
 
 // notOnKip is the expression that keeps the pods of a DaemonSet off Kip's nodes.

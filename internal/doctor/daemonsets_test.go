@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -28,6 +29,14 @@ func setPod(namespace, set, reason, message string, ready corev1.ConditionStatus
 func daemonSet(namespace, name string, labels map[string]string, tolerations ...corev1.Toleration) *appsv1.DaemonSet {
 	set := &appsv1.DaemonSet{ObjectMeta: meta(namespace, name)}
 	set.Spec.Template.Labels, set.Spec.Template.Spec.Tolerations = labels, tolerations
+	return set
+}
+
+// requires has a DaemonSet's pods require expressions of their nodes, all of them.
+func requires(set *appsv1.DaemonSet, all ...corev1.NodeSelectorRequirement) *appsv1.DaemonSet {
+	set.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: all}}},
+	}}
 	return set
 }
 
@@ -67,6 +76,8 @@ func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
 	}
 	mine := corev1.Toleration{Key: "mine", Operator: corev1.TolerationOpExists}
 	all := corev1.Toleration{Operator: corev1.TolerationOpExists}
+	selecting := daemonSet("logging", "absent", nil, all)
+	selecting.Spec.Template.Spec.NodeSelector = map[string]string{"cloud.google.com/gke-netd-ready": "true"}
 	const check = "DaemonSets"
 	examineEach(t, map[string]broken{
 		"all are ready": {installed, beside(corev1.ConditionTrue, "", ""), check, finding.OK,
@@ -97,6 +108,13 @@ func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
 			"does not tolerate the taint", `"path":"/spec/template/spec/tolerations/-","value":{"key":"virtual-kubelet.io/provider"`},
 		"no pod": {installed, named(entry("", "app=x"), daemonSet("logging", "absent", map[string]string{"app": "x"}, all)), check, finding.Warning,
 			"it has no pod on Kip's nodes", "its nodeSelector and affinity"},
+		"an affinity": {installed, named(entry("absent", ""), requires(daemonSet("logging", "absent", nil, all),
+			corev1.NodeSelectorRequirement{Key: "gone", Operator: corev1.NodeSelectorOpDoesNotExist},
+			corev1.NodeSelectorRequirement{Key: wellknown.ComputeType, Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate", "hybrid"}})),
+			check, finding.Warning, "it has no pod on Kip's nodes: its affinity eks.amazonaws.com/compute-type NotIn fargate, hybrid keeps it off",
+			"kubectl edit daemonset -n logging absent"},
+		"a node selector": {installed, named(entry("absent", ""), selecting), check, finding.Warning,
+			"it has no pod on Kip's nodes: nodeSelector cloud.google.com/gke-netd-ready: true keeps it off", "its nodeSelector"},
 	})
 }
 

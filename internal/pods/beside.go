@@ -267,7 +267,8 @@ func (s *besides) unserved(pod *corev1.Pod, needs volumes.Needs) error {
 			continue
 		}
 		return &volumes.NotReadyError{Volume: p.Volume, Why: fmt.Sprintf("DaemonSet %s with the node plugin of CSI driver %s has no pod "+
-			"on the pod's node that can run beside it: it must tolerate the node's taints", p.DaemonSet, p.Driver)}
+			"on the pod's node that can run beside it: it must tolerate the node's taints, and its affinity must not leave out the node",
+			p.DaemonSet, p.Driver)}
 	}
 	return nil
 }
