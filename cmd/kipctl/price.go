@@ -23,7 +23,7 @@ import (
 
 // priceFlags are those of kipctl price.
 type priceFlags struct {
-	files                []string
+	files, beside        []string
 	cloud, region, arch  string
 	disk, reservedMemory string
 	instanceData         string
@@ -57,6 +57,8 @@ func priceOf(k *kipctl) *cobra.Command {
 	flags.StringVar(&f.disk, "disk", "5Gi", "`size` of the root disk, as cells.defaultVolumeSize")
 	flags.StringVar(&f.reservedMemory, "reserved-memory", "128Mi", "`memory` that a cell needs beside its pod, as cells.reservedMemory")
 	flags.BoolVar(&f.privateIPOnly, "private-ip-only", false, "cells have no public address, as cells.privateIPOnly")
+	flags.StringSliceVar(&f.beside, "beside", nil, "`file` or folder with the DaemonSets that run beside each pod, as cells.daemonSets; may be given "+
+		"several times")
 	flags.StringVar(&f.instanceData, "instance-data-path", "", "`file` with types and prices of your own, as kip --instance-data-path")
 	flags.DurationVar(&f.runTime, "run-time", 0, "how `long` a run of a Job or CronJob takes, for the price of a month")
 	return cmd
@@ -115,6 +117,15 @@ func (k *kipctl) price(f *priceFlags) error {
 	workloads, err := k.workloads(f.files)
 	if err != nil {
 		return err
+	}
+	if len(f.beside) > 0 {
+		sets, err := k.workloads(f.beside)
+		if err != nil {
+			return err
+		}
+		if o.Beside, err = quote.BesideEach(sets); err != nil {
+			return fmt.Errorf("--beside: %w", err)
+		}
 	}
 	if f.compare {
 		clouds := pricelists.Clouds()

@@ -55,6 +55,29 @@ func TestRegionsAreCompared(t *testing.T) {
 	}
 }
 
+func TestMachinesHaveRoomForTheDaemonSetsBesideThePods(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sets.yaml")
+	const set = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  selector: {matchLabels: {a: b}}
+  template:
+    metadata: {labels: {a: b}}
+    spec: {containers: [{name: c, image: x, resources: {requests: {cpu: "2", memory: 4Gi}}}]}
+`
+	if err := os.WriteFile(file, []byte(set), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x, resources: {requests: {cpu: 1, memory: 3Gi}}}]}\n"
+	in := []string{"-f", "-", "--cloud", "aws", "--region", "us-east-1", "-o", "json"}
+	alone, beside := priced(t, pod, in...), priced(t, pod, append(in, "--beside", file)...)
+	if alone.failed != nil || beside.failed != nil || !strings.Contains(alone.out, "that fit cpu 1, memory 3Gi") ||
+		!strings.Contains(beside.out, "that fit cpu 3, memory 7Gi") {
+		t.Errorf("alone %v, %s\nbeside %v, %s", alone.failed, alone.out, beside.failed, beside.out)
+	}
+}
+
 func TestPricesOfOnesOwnAreTaken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "data.json")
 	const text = `{"eu-west-1": [{"instanceType": "m5.4xlarge", "price": 0.5, "memory": 64, "cpu": 16},
@@ -100,6 +123,7 @@ func TestWhatCannotBePricedIsAnError(t *testing.T) {
 		{[]string{"-f", "-", "--cloud", "awz", "--region", "x"}, "want one of aws, azure, gce"},
 		{[]string{"-f", "-", "--cloud", "aws", "--region", "us-east-9"}, "did you mean us-east-1?"},
 		{append([]string{"-f", "-", "--arch", "mips"}, in...), `--arch: "mips" is no architecture`},
+		{append([]string{"-f", "-", "--beside", "testdata/price.yaml"}, in...), "--beside: Deployment/web does not run beside pods: want DaemonSets"},
 		{append([]string{"-f", "-", "--disk", "100Mi"}, in...), `--disk: "100Mi" is no size`},
 		{append([]string{"-f", "-", "--disk", "1e-999999999"}, in...), `--disk: "1e-999999999" is no size`},
 		{append([]string{"-f", "-", "--run-time", "-1s"}, in...), "--run-time: -1s is no time"},

@@ -131,6 +131,13 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 			}
 			line("Agent version", strings.Join(words, ", "))
 		}
+		for _, b := range c.Status.Beside {
+			how := "ready"
+			if !b.Ready {
+				how = strings.Join(adminapi.NonEmpty("not ready", b.Message), ": ")
+			}
+			line("Beside it", fmt.Sprintf("%s/%s, %s", b.Namespace, b.Name, how))
+		}
 		if c.Tunnel != nil {
 			line("Connection", k.connection(c.Tunnel))
 		}

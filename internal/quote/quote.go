@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/pricelists"
@@ -68,6 +69,8 @@ type Options struct {
 	PrivateIPOnly bool
 	// InstanceData replace sizes and prices of the catalogue; nil for none.
 	InstanceData catalog.InstanceData
+	// Beside is what the DaemonSets request that run beside each pod, as [BesideEach] says.
+	Beside corev1.ResourceList
 	// RunHours is how long a run of a Job or CronJob takes; 0 where it is not known.
 	RunHours float64
 }
@@ -181,7 +184,7 @@ func (p *Prices) Best(pod *corev1.Pod) (offering.Offering, error) {
 
 // Types returns the types that Kip could launch for a pod, the cheapest first; none if no type fits.
 func (p *Prices) Types(pod *corev1.Pod) (names []string) {
-	made, err := admitted(pod)
+	made, err := p.admitted(pod)
 	if err != nil {
 		return nil
 	}
@@ -197,9 +200,34 @@ func (p *Prices) Types(pod *corev1.Pod) (names []string) {
 	return names
 }
 
-// best also returns the pod as Kip's webhook makes it.
-func (p *Prices) best(pod *corev1.Pod) (*corev1.Pod, offering.Offering, error) {
+// admitted is a pod as Kip's webhook makes it, and as it is placed with what runs beside it.
+func (p *Prices) admitted(pod *corev1.Pod) (*corev1.Pod, error) {
 	made, err := admitted(pod)
+	if err != nil {
+		return nil, err
+	}
+	return placement.With(made, p.options.Beside), nil
+}
+
+// BesideEach sums what pods of DaemonSets request that run beside each pod. Other workloads are errors.
+func BesideEach(sets []Workload) (corev1.ResourceList, error) {
+	sum := corev1.ResourceList{}
+	for _, w := range sets {
+		if !strings.HasPrefix(w.Owner, "DaemonSet/") {
+			return nil, fmt.Errorf("%s does not run beside pods: want DaemonSets", cmp.Or(w.Owner, "Pod/"+w.Name))
+		}
+		for name, q := range resource.PodRequests(w.Pod, resource.PodResourcesOptions{}) {
+			total := sum[name]
+			total.Add(q)
+			sum[name] = total
+		}
+	}
+	return sum, nil
+}
+
+// best also returns the pod as it is placed.
+func (p *Prices) best(pod *corev1.Pod) (*corev1.Pod, offering.Offering, error) {
+	made, err := p.admitted(pod)
 	if err != nil {
 		return nil, offering.Offering{}, err
 	}
