@@ -35,7 +35,7 @@ func (s *space) kipctl(socket string, args ...string) (stdout, stderr string, er
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
 	return namespace.Run(exec.CommandContext(ctx, world.Tool("kipctl"),
-		append(args, "--kubeconfig", world.Kubeconfig, "--socket", socket, "--namespace", s.NS)...))
+		append([]string{"--kubeconfig", world.Kubeconfig, "--socket", socket, "--namespace", s.NS}, args...)...))
 }
 
 // tells runs kipctl and returns what it prints.
