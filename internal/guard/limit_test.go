@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -219,6 +220,28 @@ func TestANamespaceWhoseEndWasRequestedMeanwhileHoldsUpNoOther(t *testing.T) {
 	requested.Ground = Requested
 	if w.admitted([]End{requested, of("b-3", "b")}, 10) != 2 {
 		t.Error("it is another namespace's turn that wants nothing")
+	}
+}
+
+func TestANamespaceWhoseEndNobodyRequestsAnyMoreHoldsUpNoOther(t *testing.T) {
+	w := newWorld(Limit{Percent: 1, Least: 2, Window: 10 * time.Minute})
+	of := func(instance, namespace string) End {
+		return End{Instance: instance, Pod: apiv1.PodReference{Namespace: namespace}}
+	}
+	if w.admitted([]End{of("b-1", "b")}, 10) != 1 {
+		t.Fatal("the first does not end")
+	}
+	w.pass(9 * time.Minute)
+	if w.admitted([]End{of("b-2", "b"), of("a-1", "a")}, 10) != 1 {
+		t.Fatal("not one of the next two ends")
+	}
+	w.pass(heldFor)
+	if w.admitted([]End{of("b-3", "b")}, 10) != 0 {
+		t.Error("it is not the turn of a namespace that wanted an end a minute ago")
+	}
+	w.pass(time.Second) // nobody asks again for the cell of a
+	if w.admitted([]End{of("b-3", "b")}, 10) != 1 {
+		t.Error("it is the turn of a namespace that wants nothing any more")
 	}
 }
 
