@@ -29,12 +29,12 @@ type fewer struct {
 
 // note notes where cells are to be launched one by one, and that fewer are to be launched
 // at once.
-func (s *batchSizes) note(o Offering, cells int, verdicts map[int]verdict) {
+func (s *batchSizes) note(o Offering, cells int, known []*outcome) {
 	until := s.clock.Now().Add(apartFor)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, v := range verdicts {
-		switch v {
+	for _, one := range known {
+		switch one.verdict {
 		case isApart:
 			s.apart[location{o.Zone, o.Subnet}] = fewer{1, until}
 		case isTooMany:

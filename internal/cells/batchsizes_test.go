@@ -13,7 +13,7 @@ func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T
 		t.Errorf("the first calls are made smaller after %d tries, want %d", got, throttledTries)
 	}
 	for _, cells := range []int{20, 100} {
-		sizes.note(Offering{Zone: "z"}, cells, map[int]verdict{0: isTooMany})
+		sizes.note(Offering{Zone: "z"}, cells, []*outcome{{verdict: isTooMany}})
 	}
 	if got := sizes.atMost()(offeringKey{zone: "other"}); got != 10 {
 		t.Errorf("%d are launched at once, want 10", got)
@@ -26,7 +26,7 @@ func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T
 // There was no room for several in one place: elsewhere there may be.
 func TestCellsAreLaunchedOneByOneOnlyWhereThereWasNoRoomForSeveral(t *testing.T) {
 	sizes := &batchSizes{clock: clock.RealClock{}, apart: map[location]fewer{}}
-	sizes.note(Offering{Zone: "z", Subnet: "s"}, 20, map[int]verdict{0: isApart, 1: isLaunched})
+	sizes.note(Offering{Zone: "z", Subnet: "s"}, 20, []*outcome{{verdict: isApart}, {verdict: isLaunched}})
 	most := sizes.atMost()
 	if got := most(offeringKey{zone: "z", subnet: "s"}); got != 1 {
 		t.Errorf("%d are launched at once there, want 1", got)

@@ -15,9 +15,9 @@ import (
 // under are cells whose launch is stored, and is under way.
 func (b *bench) under(ids ...string) *launch {
 	b.Helper()
-	l, _, err := b.intents().store(b.Context(), b.grouped(ids...), nil)
-	if err != nil {
-		b.Fatal(err)
+	l := &launch{group: b.grouped(ids...)}
+	if others := b.intents().store(b.Context(), l); len(others) > 0 {
+		b.Fatal(others[0].answer.Err)
 	}
 	return l
 }
@@ -41,21 +41,34 @@ func TestOnlyWhatIsNotKnownOfALaunchIsSentAgain(t *testing.T) {
 		"the secret has expired by now": {cloud.LaunchResults{lost, lost}, -time.Second, 0, 0, 2, 1},
 	} {
 		b := newBench(t)
-		s, l := b.concluding(), b.under("c", "d")
+		launching, l := b.launching(), b.under("c", "d")
+		s := launching.concluding
 		if tc.until != 0 {
 			l.until = b.clock.Now().Add(tc.until)
 		}
 		group := slices.Clone(l.group)
-		got := s.conclude(t.Context(), s.begin(l, false), tc.results)
-		if len(got.over) != tc.over || got.again != tc.again || got.err != nil || len(l.open()) != 2-tc.over {
-			t.Errorf("%s: over for %d, again after %s (%v), %d are open", name, len(got.over), got.again, got.err, len(l.open()))
+		tries := s.begin(l)
+		known := s.conclude(tries, tc.results)
+		for _, e := range group {
+			if e.cell().Phase != apiv1.Launching || !e.launching {
+				t.Errorf("%s: cell %s is changed before its outcome is stored", name, e.id)
+			}
+		}
+		goesOn := launching.settle(t.Context(), l, known)
+		if len(known) != tc.over || goesOn != (tc.over < 2) || len(l.open()) != 2-tc.over {
+			t.Errorf("%s: over for %d, %d are open; it goes on %t", name, len(known), len(l.open()), goesOn)
+		}
+		if goesOn {
+			if again := s.delay(tries); again != tc.again {
+				t.Errorf("%s: again after %s, want %s", name, again, tc.again)
+			}
 		}
 		if len(b.said) != tc.said || b.launchRecords() != tc.stored || group[1].cell().Phase == apiv1.Booting != (tc.over == 2) {
 			t.Errorf("%s: said %v, %d calls are stored", name, b.said, b.launchRecords())
 		}
 		for _, e := range group {
-			if !e.launching {
-				t.Errorf("%s: it has given cell %s back by itself", name, e.id)
+			if open := slices.Contains(l.group, e); e.launching != open || (e.cell().Phase == apiv1.Launching) != open {
+				t.Errorf("%s: cell %s is %s, its launch's %t", name, e.id, e.cell().Phase, e.launching)
 			}
 		}
 	}
@@ -63,19 +76,18 @@ func TestOnlyWhatIsNotKnownOfALaunchIsSentAgain(t *testing.T) {
 
 func TestALaunchOfWhichTheOutcomeCannotBeStoredIsOverForNobody(t *testing.T) {
 	b := newBench(t)
-	s, l := b.concluding(), b.under("c")
+	s, l := b.launching(), b.under("c")
 	b.hook = func(op, _ string) error {
 		if op != "applied" {
 			return store.ErrNotLeader
 		}
 		return nil
 	}
-	got := s.conclude(t.Context(), s.begin(l, false), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i"}}})
-	if !errors.Is(got.err, store.ErrNotLeader) || len(got.over) != 0 || len(l.open()) != 1 {
-		t.Errorf("over for %d, %d are open (%v)", len(got.over), len(l.open()), got.err)
-	}
-	if launching := b.launching(); launching.act(got) {
+	if s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i"}}})) {
 		t.Error("the launch goes on")
+	}
+	if open := l.open(); len(open) != 1 || !open[0].launching {
+		t.Errorf("%d are open", len(open))
 	}
 	select {
 	case err := <-b.loop.failed:
@@ -90,7 +102,7 @@ func TestALaunchOfWhichTheOutcomeCannotBeStoredIsOverForNobody(t *testing.T) {
 // What one transaction does not take is stored in parts, and the store may be slow, or away.
 func TestCellsDoNotWaitForTheOutcomesOfOthers(t *testing.T) {
 	b := newBench(t)
-	s, l := b.concluding(), b.under("c", "d")
+	s, l := b.launching(), b.under("c", "d")
 	group := slices.Clone(l.group)
 	looked := false
 	b.hook = func(op, key string) error {
@@ -102,24 +114,60 @@ func TestCellsDoNotWaitForTheOutcomesOfOthers(t *testing.T) {
 		case strings.Contains(key, keyPrefix+"d"):
 			looked = true
 			if group[0].launching || group[0].cell().Phase != apiv1.Booting || !group[1].launching {
-				t.Errorf("while the other is stored, the first is %s, and the group's: %t", group[0].cell().Phase, group[0].launching)
+				t.Errorf("while the other is stored, the first is %s, and its launch's: %t", group[0].cell().Phase, group[0].launching)
 			}
 		}
 		return nil
 	}
-	got := s.conclude(t.Context(), s.begin(l, false), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i-c"}},
-		{Instance: cloud.Instance{ID: "i-d"}}})
-	if !looked || got.err != nil || !slices.Equal(got.over, group[1:]) || b.launchRecords() != 0 {
-		t.Errorf("over for %d (%v), %d calls are stored", len(got.over), got.err, b.launchRecords())
+	goesOn := s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{
+		{Instance: cloud.Instance{ID: "i-c"}}, {Instance: cloud.Instance{ID: "i-d"}},
+	}))
+	if !looked || goesOn || group[1].launching || group[1].cell().Phase != apiv1.Booting || b.launchRecords() != 0 {
+		t.Errorf("it goes on %t; the second is %s, %d calls are stored", goesOn, group[1].cell().Phase, b.launchRecords())
+	}
+}
+
+// The answer of a write may be lost: what it wrote is found, and people are told of it once.
+func TestAnOutcomeWhoseWriteHasNoAnswerIsSettledOnce(t *testing.T) {
+	for name, op := range map[string]string{"it is written": "applied", "it is not": "apply"} {
+		b := newBench(t)
+		s, l := b.launching(), b.under("c", "d")
+		group, lost := slices.Clone(l.group), false
+		b.hook = func(at, key string) error {
+			if is := strings.Contains(key, keyPrefix+"c"); lost || !is || at != op {
+				return nil
+			}
+			lost = true
+			go func() { // settle sleeps
+				for !b.clock.HasWaiters() {
+					time.Sleep(time.Millisecond)
+				}
+				b.clock.Step(firstRetry)
+			}()
+			return errors.New("no answer")
+		}
+		goesOn := s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{
+			{Instance: cloud.Instance{ID: "i-c"}}, {Instance: cloud.Instance{ID: "i-d"}},
+		}))
+		if !lost || goesOn || len(b.said) != 2 || b.launchRecords() != 0 {
+			t.Errorf("%s: lost %t, it goes on %t; said %v, %d calls are stored", name, lost, goesOn, b.said, b.launchRecords())
+		}
+		for _, e := range group {
+			if e.launching || e.cell().Phase != apiv1.Booting {
+				t.Errorf("%s: cell %s is %s, its launch's %t", name, e.id, e.cell().Phase, e.launching)
+			}
+		}
 	}
 }
 
 func TestALaunchWhoseCallIsLostEndsItsCells(t *testing.T) {
 	b := newBench(t)
-	s, l := b.concluding(), b.under("c", "d")
+	s, l := b.launching(), b.under("c", "d")
 	group := slices.Clone(l.group)
-	if got := s.abandon(t.Context(), l, errors.New("it is lost")); len(got.over) != 2 || got.err != nil || b.launchRecords() != 0 {
-		t.Errorf("over for %d (%v), %d calls are stored", len(got.over), got.err, b.launchRecords())
+	s.resume(t.Context(), l, errors.New("it is lost"))
+	b.loop.running.Wait()
+	if len(l.open()) > 0 || b.launchRecords() != 0 {
+		t.Errorf("%d are open, %d calls are stored", len(l.open()), b.launchRecords())
 	}
 	for _, e := range group {
 		if cell := e.cell(); cell.Phase != apiv1.Terminating || cell.Cause != CauseNotLaunched || len(b.marked) > 0 {
@@ -141,13 +189,17 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 		"Kip has no right to any": {cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("no")), 0, apiv1.Requested, 0, true},
 	} {
 		b := newBench(t)
-		s, group := b.concluding(), b.grouped("c")
-		got := s.concludeUnresolved(t.Context(), slices.Clone(group), tc.err)
-		e := group[0]
-		if !slices.Equal(got.over, group) || got.err != nil || e.resolving.failed != tc.tries || e.cell().Phase != tc.phase {
-			t.Errorf("%s: over for %d (%v), %d tries, it is %s", name, len(got.over), got.err, e.resolving.failed, e.cell().Phase)
+		s, e := b.launching(), b.grouped("c")[0]
+		l := &launch{group: []*entry{e}, turn: b.turn()}
+		known := s.resolving.conclude(l, tc.err)
+		if e.cell().Phase != apiv1.Requested || !e.launching {
+			t.Errorf("%s: the cell is changed before its outcome is stored", name)
 		}
-		if paused := !s.answers.rights.pause.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
+		goesOn := s.settle(t.Context(), l, known)
+		if goesOn || e.launching || l.turn != nil || e.resolving.failed != tc.tries || e.cell().Phase != tc.phase {
+			t.Errorf("%s: goes on %t; its launch's %t, %d tries, it is %s", name, goesOn, e.launching, e.resolving.failed, e.cell().Phase)
+		}
+		if paused := !s.concluding.answers.rights.pause.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
 			t.Errorf("%s: launches are paused %t, marked %v", name, paused, b.marked)
 		}
 	}
@@ -155,12 +207,12 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 
 func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	b := newBench(t)
-	s := b.concluding().unresolved
+	s := b.launching().resolving.unresolved
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
-		waiting, refused, _ := s.judge(group, errors.New("no answer"))
-		if e := group[0]; e.resolving.failed != try || len(waiting) != 1 || len(refused) > 0 || len(b.said) != 1 {
-			t.Errorf("after %d tries: %+v, %d wait, said %v", try, e.resolving, len(waiting), b.said)
+		known := s.judge(group, errors.New("no answer"))
+		if e := group[0]; e.resolving.failed != try || len(known) != 1 || known[0].verdict != isUnresolved || len(b.said) != 1 {
+			t.Errorf("after %d tries: %+v, %d outcomes, said %v", try, e.resolving, len(known), b.said)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (s *enqueuing) add(next toLaunch) *delay {
 	}
 	d := s.pauses.sendLocked(next.e)
 	if d == nil {
-		next.e.giveToGroupLocked()
+		next.e.giveToLaunchLocked()
 		s.launches.add(next)
 	}
 	return d

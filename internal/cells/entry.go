@@ -27,8 +27,8 @@ type entry struct {
 	keepOver  bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
-	// launching is set while the cell is its group's: from when enqueuing adds it to the queue of launches, or resuming
-	// goes on with its launch, until it is given back. loop.go alone sets it.
+	// launching is set while the cell is its launch's: from when enqueuing adds it to the queue of launches, or resuming
+	// goes on with its launch, until launching gives it back. launch.go alone changes it.
 	launching bool
 	// launch is the one that is being stored or sent.
 	launch string

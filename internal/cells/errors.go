@@ -22,6 +22,24 @@ func denied(err error) bool {
 	return errors.Is(err, cloud.ErrUnauthorised) && s.Says() && !s.Account
 }
 
+// ofTheCell reports whether the cloud found fault with what a cell's pod asks for, and not with what
+// it has: others may be launched as the same offering. A pod that asks for nothing of its own
+// is not at fault.
+func ofTheCell(cell *Cell, err error) bool {
+	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
+		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
+}
+
+// perhapsOfTheCell reports that also of what the cloud refuses for a reason that nobody knows, so that
+// a pod that is at fault itself does not go on to cool one offering after the other.
+func perhapsOfTheCell(cell *Cell, err error) bool {
+	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
+}
+
+// ofDisks reports whether the account lacks room for the cell's disk. No other offering has more, and no offering
+// is short: other cells may have smaller disks.
+func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
+
 // unfitForType reports whether another type may go together with what the operator has configured.
 func unfitForType(err error) bool {
 	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""

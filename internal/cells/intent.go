@@ -21,17 +21,23 @@ type intents struct {
 	launchCalls *launchCalls
 }
 
-// store makes a call for a group, and stores it with as many of the cells as the store takes in one write. The rest are not changed.
-func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Resolved) (l *launch, rest []*entry, err error) {
+// store makes the call of a launch, and stores it with as many of the cells as the store takes in one write. It returns what has become of the
+// others: they are not of that call, and their records are not changed.
+func (s *intents) store(ctx context.Context, l *launch) []*outcome {
+	group := l.open()
 	n := len(group)
-	l, err = s.storeAll(ctx, group, resolved)
-	for ; errors.Is(err, store.ErrTooBig) && n > 1; l, err = s.storeAll(ctx, group[:n], resolved) {
+	err := s.storeAll(ctx, l, group)
+	for ; errors.Is(err, store.ErrTooBig) && n > 1; err = s.storeAll(ctx, l, group[:n]) {
 		n /= 2
 	}
-	return l, group[n:], err
+	others := outcomesOf(group[n:], isLeftOver, nil)
+	if err != nil {
+		return append(others, outcomesOf(group[:n], isUnstored, err)...)
+	}
+	return others
 }
 
-// storeAll makes a call and stores it, before the cloud is called. One transaction has
+// storeAll makes the call of a launch for some cells and stores it, before the cloud is called. One transaction has
 //
 //   - the generation, raised: an older copy of the store has a lower one than the instances;
 //   - the call, whole, tagged with that generation: what is sent, also again, is this;
@@ -39,15 +45,15 @@ func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Res
 //
 // So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Nobody raises the generation, and
 // nobody changes the cells, until it is known what became of it.
-func (s *intents) storeAll(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
-	cells, call, err := s.launchCalls.intended(group, s.calls.Capabilities().SharedUserData, resolved, s.clock.Now())
+func (s *intents) storeAll(ctx context.Context, l *launch, group []*entry) error {
+	cells, call, err := s.launchCalls.intended(group, s.calls.Capabilities().SharedUserData, l.resolved, s.clock.Now())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	id := cells[0].Launch.ID
 	generation, err := s.generation.raise(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer generation.unlock()
 	call.Request.Tags[cloud.TagGeneration] = generation.tag()
@@ -64,13 +70,8 @@ func (s *intents) storeAll(ctx context.Context, group []*entry, resolved *cloud.
 	revision, err := s.records.commitWith(ctx, group, become, store.Change{Key: launchesPrefix + id, Value: call}, generation.change)
 	generation.stored(revision, err)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &launch{
-		id:       id,
-		request:  call.Request,
-		until:    call.Until,
-		revision: revision,
-		group:    group,
-	}, nil
+	l.group, l.id, l.request, l.until, l.revision = group, id, call.Request, call.Until, revision
+	return nil
 }

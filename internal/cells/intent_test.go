@@ -31,9 +31,9 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 		calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
 		s := &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
 		group := b.requested("c", "d")
-		l, _, err := s.store(t.Context(), group, &cloud.Resolved{PublicAddress: true})
-		if err != nil {
-			t.Fatal(err)
+		l := &launch{group: group, resolved: &cloud.Resolved{PublicAddress: true}}
+		if others := s.store(t.Context(), l); len(others) > 0 {
+			t.Fatal(others[0].answer.Err)
 		}
 		var stored launchRecord
 		if _, err := b.records.store.Get(t.Context(), launchesPrefix+l.id, &stored); err != nil || len(stored.Request.Machines) != 2 {

@@ -40,8 +40,8 @@ func mayBeLabels(err error) bool {
 
 // labelled reports whether a launch has labels of its pods as tags.
 func (l *launch) labelled() bool {
-	for _, n := range l.open() {
-		if intent := l.group[n].cell().Launch; intent != nil && intent.Labelled {
+	for _, e := range l.open() {
+		if intent := e.cell().Launch; intent != nil && intent.Labelled {
 			return true
 		}
 	}

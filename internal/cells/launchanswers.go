@@ -16,6 +16,7 @@ type launchAnswers struct {
 	calls     *pipe.Pipe
 	sizes     *batchSizes
 	rights    *rights
+	blockers  *blockers
 	shortages Shortages
 }
 
@@ -25,26 +26,27 @@ type launchTries struct {
 	offering  Offering
 	began     time.Time
 	tries     int
+	failed    error  // of a cell that the last has left open
 	unsure    []bool // by place: a call may have started the machine
 	throttled int    // the last so many were, as a whole
 	marked    bool   // the offering, since the cloud has not said why it fails
 }
 
-// begin returns the tries of a launch before the first. sent says that an earlier Kip may have made a call.
-func (s *launchAnswers) begin(l *launch, sent bool) *launchTries {
+// begin returns the tries of a launch before the first.
+func (s *launchAnswers) begin(l *launch) *launchTries {
 	return &launchTries{
 		of:       l,
-		offering: l.group[l.open()[0]].cell().Offering(),
+		offering: l.open()[0].cell().Offering(),
 		began:    s.clock.Now(),
-		unsure:   slices.Repeat([]bool{sent}, len(l.group)),
+		unsure:   slices.Repeat([]bool{l.sentBefore}, len(l.group)),
 	}
 }
 
-// read takes the answers to a try. It returns what they mean for each machine of which the outcome is known by now, by its place,
-// and the error of one of the others.
-func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known map[int]verdict, failed error) {
+// read takes the answers to a try, and returns the outcomes that are known by now.
+func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known []*outcome) {
 	l := t.of
 	t.tries++
+	t.failed = nil
 	// A launch without labels tells whose fault it is.
 	labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 	if !labels {
@@ -56,8 +58,10 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 	bounded := s.calls.Capabilities().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
 	tooMany := bounded && len(l.group) > 1 && t.throttled >= s.sizes.throttledTries()
 	giveUp := t.tries >= giveUpTries && s.clock.Since(t.began) >= giveUpAfter
-	known = map[int]verdict{}
-	for _, n := range l.open() {
+	for n, e := range l.group {
+		if e == nil {
+			continue
+		}
 		err := results[n].Err
 		is := judge(results[n], len(l.group) > 1, t.unsure[n], giveUp)
 		switch {
@@ -69,42 +73,14 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 			is = isUnfit
 		}
 		if is != isOpen {
-			known[n] = is
+			known = append(known, &outcome{e: e, verdict: is, answer: results[n]})
 			continue
 		}
 		t.unsure[n] = t.unsure[n] || !cloud.NothingDone(err)
-		failed = err
+		t.failed = err
 	}
-	return known, failed
+	return known
 }
-
-// learn notes what the answers to a try mean for other launches.
-func (s *launchAnswers) learn(t *launchTries, known map[int]verdict, failed error) {
-	if errors.Is(failed, cloud.ErrUnexplained) && !t.marked {
-		// This call has to be sent again, whatever it was. Others need not meet the same.
-		t.marked = true
-		s.shortages.Mark(t.offering, failed)
-	}
-	s.sizes.note(t.offering, len(t.of.group), known)
-}
-
-// verdict is what the answer to a launch means for one cell.
-type verdict string
-
-const (
-	isLaunched  verdict = "launched"
-	isRefused   verdict = "refused"   // there surely is no instance: the next offering
-	isForbidden verdict = "forbidden" // there surely is none, nor of any other offering
-	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
-	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
-	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
-	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
-	isUnfit     verdict = "unfit"     // there surely is none: it is to be resolved anew, and waits for the operator
-	// There surely is none: it is to be launched without the labels of its pods.
-	isUnlabelled verdict = "unlabelled"
-	isAbandoned  verdict = "abandoned" // nobody knows: it ends
-	isOpen       verdict = "open"      // the call is to be sent again
-)
 
 // judge reads the answer for one machine. unsure says that an earlier call may have
 // started it: what the cloud refuses now it may then have started all the same. several
@@ -129,4 +105,39 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 		return isAbandoned
 	}
 	return isOpen
+}
+
+// learn notes what the answers to a try mean for other launches.
+func (s *launchAnswers) learn(t *launchTries, known []*outcome) {
+	s.learnShortages(t.offering, known)
+	if errors.Is(t.failed, cloud.ErrUnexplained) && !t.marked {
+		// This call has to be sent again, whatever it was. Others need not meet the same.
+		t.marked = true
+		s.shortages.Mark(t.offering, t.failed)
+	}
+	s.sizes.note(t.offering, len(t.of.group), known)
+}
+
+// learnShortages notes what the cloud did not serve, each cause once.
+func (s *launchAnswers) learnShortages(offering Offering, known []*outcome) {
+	marked := map[string]bool{}
+	for _, o := range known {
+		err, fault := o.answer.Err, o.answer.Instance.Fault
+		if o.verdict == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
+			s.blockers.noteNotStarted(o.e.cell(), fault)
+		}
+		if o.verdict == isLaunched && isShortage(fault) {
+			err = fault
+		} else if o.verdict != isRefused && o.verdict != isAbandoned {
+			continue
+		}
+		// These say nothing of what the cloud has.
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
+			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) || ofDisks(err) ||
+			ofTheCell(o.e.cell(), err) || marked[err.Error()] {
+			continue
+		}
+		marked[err.Error()] = true
+		s.shortages.Mark(offering, err)
+	}
 }

@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -26,27 +27,30 @@ func TestAnAnswerToALaunchIsReadByWhatMayHaveStarted(t *testing.T) {
 		},
 	} {
 		b := newBench(t)
-		s := b.concluding().answers
-		tries := s.begin(&launch{group: b.requested("c", "d")}, tc.sent)
+		s, group := b.answers(), b.requested("c", "d")
+		tries := s.begin(&launch{group: group, sentBefore: tc.sent})
 		var known map[int]verdict
-		var failed error
 		for _, results := range tc.tries {
-			known, failed = s.read(tries, results)
+			known = map[int]verdict{}
+			for _, o := range s.read(tries, results) {
+				known[slices.Index(group, o.e)] = o.verdict
+			}
 		}
-		if !maps.Equal(known, tc.known) || (failed != nil) != tc.fails {
-			t.Errorf("%s: %v (%v), want %v", name, known, failed, tc.known)
+		if !maps.Equal(known, tc.known) || (tries.failed != nil) != tc.fails {
+			t.Errorf("%s: %v (%v), want %v", name, known, tries.failed, tc.known)
 		}
 	}
 }
 
 func TestAnOfferingThatFailsForNoReasonIsLeftAloneOnce(t *testing.T) {
 	b := newBench(t)
-	s := b.concluding().answers
-	tries := s.begin(&launch{group: b.requested("c")}, false)
+	s, group := b.answers(), b.requested("c")
+	tries := s.begin(&launch{group: group})
+	tries.failed = cloud.No(cloud.ErrUnexplained, cloud.Scope{}, errors.New("no"))
 	for range 2 {
-		s.learn(tries, nil, cloud.No(cloud.ErrUnexplained, cloud.Scope{}, errors.New("no")))
+		s.learn(tries, nil)
 	}
-	if s.learn(tries, map[int]verdict{0: isApart}, nil); len(b.marked) != 1 || s.sizes.atMost()(keyOf(tries.offering)) != 1 {
+	if s.learn(tries, outcomesOf(group, isApart, nil)); len(b.marked) != 1 || s.sizes.atMost()(keyOf(tries.offering)) != 1 {
 		t.Errorf("marked %d times, %d are launched together", len(b.marked), s.sizes.atMost()(keyOf(tries.offering)))
 	}
 }

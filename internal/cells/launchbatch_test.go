@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 
@@ -47,13 +48,15 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		if tc.ended {
 			cancel()
 		}
-		group, turn := s.next(ctx)
+		l, err := s.next(ctx)
 		cancel()
 		var ids []string
-		for _, e := range group {
-			ids = append(ids, e.id)
+		if err == nil {
+			for _, e := range l.group {
+				ids = append(ids, e.id)
+			}
 		}
-		if !slices.Equal(ids, tc.takes) || (turn != nil) == tc.ended || len(b.launches.items) != tc.left {
+		if !slices.Equal(ids, tc.takes) || errors.Is(err, context.Canceled) != tc.ended || len(b.launches.items) != tc.left {
 			t.Errorf("%s: it takes %v, and leaves %d", name, ids, len(b.launches.items))
 		}
 	}
@@ -63,12 +66,17 @@ func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	group := b.grouped("c", "d")
 	b.end(group[0], CausePodDeleted)
-	if wanted, ending := b.batching().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
-		t.Errorf("%d are wanted, %d end", len(wanted), len(ending))
+	s, l := b.launching(), &launch{group: slices.Clone(group), turn: b.turn()}
+	ending := s.batching.unwanted(l)
+	if len(ending) != 1 || ending[0].e != group[0] {
+		t.Errorf("%d end", len(ending))
 	}
-	left := b.launching().giveBackEnding(group)
-	if len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
+	goesOn := s.settle(t.Context(), l, ending)
+	if left := l.open(); !goesOn || len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
 		t.Errorf("left are %d; launching %t and %t", len(left), group[0].launching, group[1].launching)
+	}
+	if l.turn == nil {
+		t.Error("the turn of the other is over")
 	}
 	if woken := b.woken(); len(woken) != 1 || woken[0] != "c" {
 		t.Errorf("woken are %v", woken)

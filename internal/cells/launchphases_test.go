@@ -17,14 +17,19 @@ import (
 // launching returns what launches cells.
 func (b *bench) launching() *launching {
 	b.Helper()
-	intents := b.intents()
+	intents, answers := b.intents(), b.answers()
 	return &launching{
-		loop:       b.loop,
-		batching:   b.batching(),
-		resolving:  &resolving{calls: b.calls, launchCalls: intents.launchCalls},
+		table:    b.table,
+		loop:     b.loop,
+		batching: b.batching(),
+		resolving: &resolving{
+			calls: b.calls, launchCalls: intents.launchCalls,
+			unresolved: &unresolved{loop: b.loop, answers: answers, blockers: b.blocking(), events: b.events},
+		},
 		intents:    intents,
 		sending:    &sending{clock: b.clock, calls: b.calls},
-		concluding: b.concluding(),
+		concluding: &concluding{loop: b.loop, answers: answers, events: b.events},
+		recording:  b.recording(),
 	}
 }
 
@@ -42,7 +47,7 @@ func (b *bench) turn() *pipe.Turn {
 func (b *bench) grouped(ids ...string) []*entry {
 	group := b.requested(ids...)
 	for _, e := range group {
-		e.giveToGroupLocked()
+		e.giveToLaunchLocked()
 	}
 	return group
 }
@@ -78,7 +83,7 @@ func TestALaunchIsSentWhenItIsStored(t *testing.T) {
 		}
 		aside := false
 		for left := group; len(left) > 0; left = b.regrouped(left) {
-			s.launch(t.Context(), slices.Clone(left), b.turn(), func() { aside = true })
+			s.launch(t.Context(), &launch{group: slices.Clone(left), turn: b.turn()}, func() { aside = true })
 		}
 		if aside != (tc.calls > 0) {
 			t.Errorf("%s: it goes on aside %t", name, aside)
@@ -113,7 +118,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 		}
 		return nil
 	}
-	s.launch(t.Context(), group, b.turn(), func() {})
+	s.launch(t.Context(), &launch{group: group, turn: b.turn()}, func() {})
 	if wait := r.send(b.requested("d")[0]); wait != 0 {
 		t.Errorf("nothing was sent, and the next cell waits %v", wait)
 	}
@@ -124,7 +129,7 @@ func (b *bench) regrouped(group []*entry) (again []*entry) {
 	b.Helper()
 	for _, id := range b.woken() {
 		if e := b.table.find(id); e.cell().Phase == apiv1.Requested && e.launch == "" {
-			e.giveToGroupLocked()
+			e.giveToLaunchLocked()
 			again = append(again, e)
 		}
 	}
@@ -182,7 +187,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 				b.cloud.optional.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(b, all) })
 			})
 		}
-		s.launch(t.Context(), group, b.turn(), func() {})
+		s.launch(t.Context(), &launch{group: group, turn: b.turn()}, func() {})
 		if got := first.cell(); got.Phase != tc.phase || first.resolving.failed != tc.failed || len(b.cloud.running()) != tc.left {
 			t.Errorf("%s: it is %s, %d tries failed, %d instances", name, got.Phase, first.resolving.failed, len(b.cloud.running()))
 		}
@@ -207,9 +212,10 @@ func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
 		for _, e := range group {
 			e.resolving.failed = 2
 		}
-		got, err := s.resolve(t.Context(), group)
-		if !s.asks() || !errors.Is(err, fails) || (got == nil) != (fails != nil) || len(asked) != 1 || asked[0].InstanceType != "nano" {
-			t.Errorf("%s: %+v (%v), asked %+v", name, got, err, asked)
+		l := &launch{group: group}
+		err := s.resolve(t.Context(), l)
+		if !s.asks() || !errors.Is(err, fails) || (l.resolved == nil) != (fails != nil) || len(asked) != 1 || asked[0].InstanceType != "nano" {
+			t.Errorf("%s: %+v (%v), asked %+v", name, l.resolved, err, asked)
 		}
 		for _, e := range group {
 			if (e.resolving.failed == 0) != (fails == nil) {
@@ -233,9 +239,16 @@ func TestALaunchIsStoredWithAsManyCellsAsOneWriteTakes(t *testing.T) {
 			}
 			return nil
 		}
-		l, rest, err := b.intents().store(t.Context(), group, nil)
-		if (err != nil) != tc.fails || !tc.fails && (!slices.Equal(l.group, group[:tc.stored]) || !slices.Equal(rest, group[tc.stored:])) {
-			t.Errorf("%s: %+v is stored, %d are left (%v)", name, l, len(rest), err)
+		l := &launch{group: group}
+		others := b.intents().store(t.Context(), l)
+		if l.isStored() == tc.fails || len(others) != 4-tc.stored || !tc.fails && !slices.Equal(l.group, group[:tc.stored]) {
+			t.Errorf("%s: %+v is stored, of %d others", name, l, len(others))
+		}
+		for _, o := range others {
+			if failed := o.verdict == isUnstored; failed != (tc.fails && o.e == group[0]) || failed != (o.answer.Err != nil) ||
+				!failed && o.verdict != isLeftOver || slices.Index(group, o.e) < tc.stored {
+				t.Errorf("%s: cell %s is %s (%v)", name, o.e.id, o.verdict, o.answer.Err)
+			}
 		}
 		for n, e := range group {
 			if launching := e.cell().Phase == apiv1.Launching; launching != (n < tc.stored) || !e.launching {

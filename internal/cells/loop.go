@@ -164,35 +164,6 @@ func (l *loop) leftTo(e *entry, since time.Time, limit time.Duration) time.Durat
 	return e.spared(l.left(since, limit))
 }
 
-// giveToGroupLocked hands the cell from its worker to its launch group: the worker does nothing for it until giveBackLocked. The
-// caller holds table.mu, and has just queued the cell for launch or resumes its launch.
-func (e *entry) giveToGroupLocked() { e.launching = true }
-
-// giveBackLocked makes it its worker's again. The caller holds table.mu.
-func (e *entry) giveBackLocked() { e.launching = false }
-
-// giveBack gives cells that were being launched back to their workers.
-func (l *loop) giveBack(entries ...*entry) {
-	l.table.mu.Lock()
-	defer l.table.mu.Unlock()
-	for _, e := range entries {
-		e.giveBackLocked()
-		e.launch = ""
-		l.queue.Add(e.id)
-	}
-}
-
-// launchAgain gives cells whose launch was not stored back to their workers, which try again. Each keeps the ID of that launch: the
-// answer of the write may be lost.
-func (l *loop) launchAgain(entries []*entry, err error) {
-	for _, e := range entries {
-		l.table.mu.Lock()
-		e.giveBackLocked()
-		l.table.mu.Unlock()
-		l.retry(e, err)
-	}
-}
-
 // wakeStandby has standby cells checked again.
 func (l *loop) wakeStandby() {
 	for _, cell := range l.table.standbyCells() {

@@ -12,156 +12,126 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
-// outcomes store what has become of launches.
-type outcomes struct {
+// outcome is what has become of a cell in its launch. Each phase of a launch returns those that it knows, and launching settles them.
+type outcome struct {
+	e       *entry
+	verdict verdict
+	answer  cloud.LaunchResult // its error is why the cell is not launched
+	event   events.Event       // tells the owner of its pod, when the outcome is stored; zero for nothing
+}
+
+// outcomesOf returns the same outcome for some cells.
+func outcomesOf(group []*entry, is verdict, err error) []*outcome {
+	all := make([]*outcome, len(group))
+	for n, e := range group {
+		all[n] = &outcome{e: e, verdict: is, answer: cloud.LaunchResult{Err: err}}
+	}
+	return all
+}
+
+// verdict is the kind of an outcome.
+type verdict string
+
+const (
+	isLaunched verdict = "launched"
+	// There surely is no instance.
+	isRefused    verdict = "refused"    // the next offering is tried
+	isForbidden  verdict = "forbidden"  // Kip has no right to any offering
+	isApart      verdict = "apart"      // it is to be launched by itself
+	isTooMany    verdict = "too many"   // it is to be launched with fewer others
+	isExpired    verdict = "expired"    // it is to be launched anew
+	isStale      verdict = "stale"      // it is to be resolved and launched anew
+	isUnfit      verdict = "unfit"      // it is to be resolved anew, and waits for the operator
+	isUnlabelled verdict = "unlabelled" // it is to be launched without the labels of its pod
+	// Nobody knows whether there is an instance.
+	isAbandoned verdict = "abandoned" // the cell ends
+	isOpen      verdict = "open"      // the call is to be sent again
+	// The call was not stored with the cell. Its record stays as it is.
+	isUnwanted   verdict = "unwanted"   // it is to end
+	isUnresolved verdict = "unresolved" // it waits for another try
+	isUnstored   verdict = "unstored"   // so it does, since the store has failed
+	isLeftOver   verdict = "left over"  // it goes along in another call
+)
+
+// changesRecord reports whether the cell's record changes by an outcome.
+func (o *outcome) changesRecord() bool {
+	switch o.verdict {
+	case isUnwanted, isUnresolved, isUnstored, isLeftOver:
+		return false
+	}
+	return o.e.cell().Phase != apiv1.Gone // such a cell has no record: its instance, if there is one, is seen without a cell
+}
+
+// recording stores what has become of cells in their launches.
+type recording struct {
 	loop      *loop
 	records   *records
 	budgets   *budgets
-	blockers  *blockers
 	events    *reporter
 	shortages Shortages
 }
 
-// reportShortages reports what the cloud did not serve, each cause once.
-func (s *outcomes) reportShortages(offering Offering, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
-	told := map[string]bool{}
-	for _, n := range known {
-		err := results[n].Err
-		fault := results[n].Instance.Fault
-		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
-			s.blockers.noteNotStarted(l.group[n].cell(), fault)
-		}
-		if verdicts[n] == isLaunched && isShortage(fault) {
-			err = fault
-		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {
-			continue
-		}
-		// These say nothing of what the cloud has.
-		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) || ofDisks(err) ||
-			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
-			continue
-		}
-		told[err.Error()] = true
-		s.shortages.Mark(offering, err)
+// record stores the outcomes of some cells of a launch, all or none, and reports them. With the last of them the stored call goes.
+func (s *recording) record(ctx context.Context, l *launch, some []*outcome) error {
+	last := l.endsWith(some)
+	some = slices.DeleteFunc(slices.Clone(some), func(o *outcome) bool { return !o.changesRecord() })
+	if len(some) == 0 {
+		return nil
 	}
-}
-
-// maxRefusals is how many offerings in a row may be refused for what a cell itself asks for: a
-// second one may differ in what the cloud found fault with, others will not.
-const maxRefusals = 2
-
-// perhapsOfTheCell says that besides of what the cloud refuses for a reason that nobody knows, so that
-// a pod that is at fault itself does not go on to cool one offering after the other.
-func perhapsOfTheCell(cell *Cell, err error) bool {
-	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
-}
-
-// ofTheCell says that the cloud found fault with what a cell's pod asks for, and not with what
-// it has: others may be launched as the same offering. A pod that asks for nothing of its own
-// is not at fault.
-func ofTheCell(cell *Cell, err error) bool {
-	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
-		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
-}
-
-// ofDisks reports whether the account lacks room for the cell's disk. No other offering has more, and no offering
-// is short: other cells may have smaller disks.
-func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
-
-// store stores what became of some cells of a launch, for as long as it takes:
-// nobody else knows it. With the last of them the stored call goes. It returns the cells of which
-// nothing is left to be stored, but for those that it has given back before it stores others; the error is one for which nothing can go on.
-func (s *outcomes) store(
-	ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults,
-) (over []*entry, err error) {
-	// A cell that is gone needs none: its instance, if there is one, is seen without a
-	// cell.
-	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
-		gone := l.group[n].cell().Phase == apiv1.Gone
-		if gone {
-			over = append(over, l.group[n])
-			l.group[n] = nil
-		}
-		return gone
-	})
-	if len(known) == 0 {
-		return over, nil
+	group := make([]*entry, len(some))
+	for n, o := range some {
+		group[n] = o.e
 	}
-	group := l.entries(known)
-	outcomes := make([]events.Event, len(group))
 	var more []store.Change
-	if l.revision != 0 && len(known) == len(l.open()) {
+	if l.revision != 0 && last {
 		more = append(more, store.Change{Key: launchesPrefix + l.id, Revision: l.revision})
 	}
-	for try := 1; ; try++ {
-		_, err := s.records.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
-			if cell.Phase != apiv1.Launching && !l.unstored { // an earlier write of this, whose answer was lost, was found meanwhile
-				return errMoved
-			}
-			outcomes[i], err = s.become(cell, verdicts[known[i]], results[known[i]], l.boosted())
-			return err
-		}, more...)
-		switch {
-		case err == nil, errors.Is(err, errMoved): // an earlier commit of the same worked
-			for _, n := range known {
-				l.group[n] = nil
-			}
-			for i, e := range group {
-				if outcomes[i] != (events.Event{}) {
-					s.events.report(e.cell(), outcomes[i])
-				}
-			}
-			return append(over, group...), nil
-		case refusedWrite(err):
-			return over, err
-		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
-			half := len(known) / 2
-			first, err := s.store(ctx, l, known[:half], verdicts, results)
-			if err != nil {
-				return append(over, first...), err
-			}
-			s.loop.giveBack(first...) // they do not wait for the others
-			second, err := s.store(ctx, l, known[half:], verdicts, results)
-			return append(over, second...), err
-		case errors.Is(err, errGone):
-			others, err := s.store(ctx, l, known, verdicts, results)
-			return append(over, others...), err
+	_, err := s.records.commitWith(ctx, group, func(n int, cell *Cell) (err error) {
+		if cell.Phase != apiv1.Launching && l.isStored() { // an earlier write of this, whose answer was lost, was found meanwhile
+			return errMoved
 		}
-		s.loop.log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
-		if !s.loop.sleep(ctx, s.loop.random.After(try, firstRetry, longestRetry)) {
-			return over, ctx.Err()
+		some[n].event, err = s.become(cell, some[n], l.boosted())
+		return err
+	}, more...)
+	if err != nil && !errors.Is(err, errMoved) { // moved: an earlier write of the same worked
+		return err
+	}
+	for _, o := range some {
+		if o.event != (events.Event{}) {
+			s.events.report(o.e.cell(), o.event)
 		}
 	}
+	return nil
 }
 
-// become makes of a cell what the answer to its launch says, and returns what people are told.
-func (s *outcomes) become(cell *Cell, v verdict, result cloud.LaunchResult, boosted bool) (events.Event, error) {
-	switch v {
+// become makes of a cell what its outcome says, and returns what tells the owner of its pod.
+func (s *recording) become(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+	refusal := o.answer.Err
+	switch o.verdict {
 	case isLaunched:
-		outcome, err := s.setLaunched(cell, result.Instance)
+		event, err := s.setLaunched(cell, o.answer.Instance)
 		if boosted {
 			cell.step(apiv1.StepBoosted, s.loop.clock.Now())
 		}
-		return outcome, err
+		return event, err
 	case isRefused:
-		cell.restoreLabels(result.Err)
-		return s.nextOrEnd(cell, result.Err)
+		cell.restoreLabels(refusal)
+		return s.nextOrEnd(cell, refusal)
 	case isForbidden:
-		cell.restoreLabels(result.Err)
+		cell.restoreLabels(refusal)
 		return s.requestAgain(cell)
 	case isApart, isTooMany, isExpired, isUnfit:
 		return s.requestAgain(cell)
 	case isUnlabelled:
 		return s.requestWithoutLabels(cell)
 	case isStale:
-		return s.requestStale(cell, result.Err)
+		return s.requestStale(cell, refusal)
 	default:
-		return s.abandon(cell, result.Err)
+		return s.abandon(cell, refusal)
 	}
 }
 
-func (s *outcomes) setLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
+func (s *recording) setLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
 	offering := cell.Offering()
 	cell.setInstance(instance, s.loop.clock.Now())
 	cell.Reason, cell.Offerings, cell.Stale = offering.Reason, cell.Offerings[:1], false
@@ -178,9 +148,13 @@ func (s *outcomes) setLaunched(cell *Cell, instance cloud.Instance) (events.Even
 	return events.NewCellLaunched(cell.ID, instance.ID, offering.String()), cell.enter(apiv1.Booting)
 }
 
+// maxRefusals is how many offerings in a row may be refused for what a cell itself asks for: a
+// second one may differ in what the cloud found fault with, others will not.
+const maxRefusals = 2
+
 // nextOrEnd moves a cell that the cloud has surely not launched to its next offering,
 // or to its end.
-func (s *outcomes) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
+func (s *recording) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 	offering := cell.Offering()
 	left := slices.DeleteFunc(slices.Clone(cell.Offerings[1:]), s.shortages.Unavailable)
 	if unfitForType(refusal) {
@@ -215,21 +189,20 @@ func (s *outcomes) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 
 // requestAgain has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
 // launch has expired, or the configuration does not fit, of which the next Resolve tells the pod.
-func (s *outcomes) requestAgain(cell *Cell) (events.Event, error) {
+func (s *recording) requestAgain(cell *Cell) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
 	return events.Event{}, cell.enter(apiv1.Requested)
 }
 
-// abandon ends a cell of which nobody knows whether it has an instance.
-func (s *outcomes) abandon(cell *Cell, err error) (events.Event, error) {
-	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
-	cell.step(apiv1.StepEnded, s.loop.clock.Now())
-	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
+// requestWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
+func (s *recording) requestWithoutLabels(cell *Cell) (events.Event, error) {
+	cell.NoLabels = true
+	return s.requestAgain(cell)
 }
 
 // requestStale has a cell requested again whose launch was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (s *outcomes) requestStale(cell *Cell, err error) (events.Event, error) {
+func (s *recording) requestStale(cell *Cell, err error) (events.Event, error) {
 	if cell.Stale {
 		return s.nextOrEnd(cell, err)
 	}
@@ -239,8 +212,9 @@ func (s *outcomes) requestStale(cell *Cell, err error) (events.Event, error) {
 	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 
-// requestWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
-func (s *outcomes) requestWithoutLabels(cell *Cell) (events.Event, error) {
-	cell.NoLabels = true
-	return s.requestAgain(cell)
+// abandon ends a cell of which nobody knows whether it has an instance.
+func (s *recording) abandon(cell *Cell, err error) (events.Event, error) {
+	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
+	cell.step(apiv1.StepEnded, s.loop.clock.Now())
+	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
 }

@@ -12,6 +12,7 @@ import (
 type resolving struct {
 	calls       *pipe.Pipe
 	launchCalls *launchCalls
+	unresolved  *unresolved
 }
 
 // asks reports whether the cloud resolves launches.
@@ -19,15 +20,22 @@ func (s *resolving) asks() bool { return s.calls.Optional().Resolver != nil }
 
 // resolve has the cloud resolve what a group is launched with. Nothing is stored before, so that a Kip that dies here
 // leaves cells that are to be launched.
-func (s *resolving) resolve(ctx context.Context, group []*entry) (*cloud.Resolved, error) {
+func (s *resolving) resolve(ctx context.Context, l *launch) error {
+	group := l.open()
 	resolved, err := s.ask(ctx, *group[0].cell())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, e := range group {
 		e.resolving = attempts{}
 	}
-	return &resolved, nil
+	l.resolved = &resolved
+	return nil
+}
+
+// conclude returns what has become of a group that could not be resolved.
+func (s *resolving) conclude(l *launch, failure error) []*outcome {
+	return s.unresolved.judge(l.open(), failure)
 }
 
 // ask has the cloud resolve what a cell is launched with. The caller knows that it asks.

@@ -57,8 +57,8 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	if l.group[intent.Index] != e {
 		return progress{}, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
-	for _, n := range l.open() {
-		l.group[n].giveToGroupLocked()
+	for _, member := range l.open() {
+		member.giveToLaunchLocked()
 	}
 	s.launching.resume(ctx, l, unknown)
 	return await("its launch"), nil

@@ -7,19 +7,19 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// concluding returns what finds out what became of launches.
-func (b *bench) concluding() *concluding {
-	r := b.rights()
-	return &concluding{
-		loop: b.loop, events: b.events,
-		answers: &launchAnswers{
-			clock: b.clock, calls: b.calls, rights: r, shortages: b, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
-		},
-		unresolved: &unresolved{loop: b.loop, rights: r, events: b.events, blockers: b.blocking()},
-		outcomes: &outcomes{
-			loop: b.loop, records: b.records, blockers: b.blocking(), events: b.events, shortages: b,
-			budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},
-		},
+// answers returns what reads the answers to launches.
+func (b *bench) answers() *launchAnswers {
+	return &launchAnswers{
+		clock: b.clock, calls: b.calls, rights: b.rights(), blockers: b.blocking(), shortages: b,
+		sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
+	}
+}
+
+// recording returns what stores the outcomes of launches.
+func (b *bench) recording() *recording {
+	return &recording{
+		loop: b.loop, records: b.records, events: b.events, shortages: b,
+		budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},
 	}
 }
 
@@ -79,9 +79,9 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 			calls: &storedCalls{loop: b.loop, records: b.records, store: b.records.store},
 		}
 		group := b.requested("c", "d")
-		l, _, err := launching.intents.store(t.Context(), group, nil)
-		if err != nil {
-			t.Fatal(err)
+		l := &launch{group: group}
+		if others := launching.intents.store(t.Context(), l); len(others) > 0 {
+			t.Fatal(others[0].answer.Err)
 		}
 		for _, e := range group {
 			e.launch = ""

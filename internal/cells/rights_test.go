@@ -23,7 +23,7 @@ func (s *rights) send(e *entry) time.Duration {
 	d := s.delayLocked(e)
 	if d == nil {
 		s.sendLocked(e)
-		e.giveToGroupLocked()
+		e.giveToLaunchLocked()
 	}
 	s.table.mu.Unlock()
 	if d == nil {

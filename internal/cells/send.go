@@ -19,28 +19,37 @@ type sending struct {
 // errExpired: the machines of the launch share a secret that is too old to join with.
 var errExpired = errors.New("the secret of the launch has expired")
 
-// send sends a launch once, in a turn, or waits for one, and returns the answers. It is not sent any more when
-// the secret that its machines share has expired.
-func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) cloud.LaunchResults {
+// send sends a stored launch once, and returns the answers. It is not sent any more when the secret that its machines
+// share has expired. When ctx has ended the answers mean nothing.
+func (s *sending) send(ctx context.Context, l *launch) cloud.LaunchResults {
 	expired := cloud.NotLaunched(len(l.group), errExpired)
-	if turn == nil {
-		wait, cancel := ctx, func() {}
-		if !l.until.IsZero() {
-			wait, cancel = context.WithTimeout(ctx, l.until.Sub(s.clock.Now()))
-		}
-		var err error
-		turn, err = s.calls.Turn(wait, cloud.CallLaunch, len(l.group))
-		cancel()
-		if err != nil {
-			return expired // or ctx has ended, and nobody reads this
-		}
-		turn.Resources(len(l.group))
+	turn, err := s.turnOf(ctx, l)
+	if err != nil {
+		return expired
 	}
+	defer turn.Cancel() // unless it is used
 	if !l.until.IsZero() && !s.clock.Now().Before(l.until) {
-		turn.Cancel()
 		return expired
 	}
 	return checked(turn.Launch(ctx, l.request), l)
+}
+
+// turnOf returns the turn that a launch has, or waits for another, not longer than its secret may be used.
+func (s *sending) turnOf(ctx context.Context, l *launch) (*pipe.Turn, error) {
+	if turn := l.takeTurn(); turn != nil {
+		return turn, nil
+	}
+	if !l.until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, l.until.Sub(s.clock.Now()))
+		defer cancel()
+	}
+	turn, err := s.calls.Turn(ctx, cloud.CallLaunch, len(l.group))
+	if err != nil {
+		return nil, err
+	}
+	turn.Resources(len(l.group))
+	return turn, nil
 }
 
 // checked has in each result without an error an instance, which is at its place where the machines

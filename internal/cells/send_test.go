@@ -40,13 +40,11 @@ func TestAStoredLaunchIsSentOnceInATurn(t *testing.T) {
 		if tc.until != 0 {
 			l.until = b.clock.Now().Add(tc.until)
 		}
-		turn := b.turn()
-		if !tc.own {
-			turn.Cancel()
-			turn = nil
+		if tc.own {
+			l.turn = b.turn()
 		}
 		s := &sending{clock: b.clock, calls: b.calls}
-		results := s.send(t.Context(), l, turn)
+		results := s.send(t.Context(), l)
 		err := results[0].Err
 		if len(results) != 1 || len(b.cloud.launches) != tc.calls || (err != nil) != tc.fails || tc.err != nil && !errors.Is(err, tc.err) {
 			t.Errorf("%s: %d calls, answered with %+v", name, len(b.cloud.launches), results)

@@ -18,7 +18,7 @@ type storedCalls struct {
 // read returns the launch of a cell, with its stored call. unknown is why it cannot be sent: there is no such call, or
 // for minutes there was only one of a later Kip. The error is errMoved where its outcome is stored.
 func (s *storedCalls) read(ctx context.Context, e *entry, intent *Launch) (l *launch, unknown, err error) {
-	l = &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
+	l = &launch{id: intent.ID, group: make([]*entry, intent.Cells), sentBefore: true}
 	var stored launchRecord
 	revision, err := s.store.Get(ctx, launchesPrefix+intent.ID, &stored)
 	if err != nil {

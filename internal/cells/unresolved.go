@@ -11,31 +11,31 @@ import (
 // unresolved finds out what becomes of cells whose launch the cloud could not resolve.
 type unresolved struct {
 	loop     *loop
-	rights   *rights
+	answers  *launchAnswers
 	blockers *blockers
 	events   *reporter
 }
 
-// judge judges a group whose launch could not be resolved: a definite no counts as one to the launch itself. Anything
-// else is tried again for as long as it takes: a cloud that does not answer is not short of this
-// offering. It returns the cells that wait for another try, and those that were refused, as what.
-func (s *unresolved) judge(group []*entry, failure error) (waiting, refused []*entry, as verdict) {
+// judge returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself. Anything
+// else is tried again for as long as it takes: a cloud that does not answer is not short of this offering.
+func (s *unresolved) judge(group []*entry, failure error) []*outcome {
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
-	if as = judge(results[0], false, false, false); as != isOpen {
-		if errors.Is(failure, cloud.ErrUnauthorised) {
-			s.rights.noteAnswer(keyOf(offering), results)
-		}
-		refused = group
-	} else if waiting, refused = byOtherArch(group, failure); len(waiting) > 0 {
+	as, waiting, refused := judge(results[0], false, false, false), []*entry(nil), group
+	if as == isOpen {
+		as = isRefused
+		waiting, refused = byOtherArch(group, failure)
+	} else if errors.Is(failure, cloud.ErrUnauthorised) {
+		s.answers.rights.noteAnswer(keyOf(offering), results)
+	}
+	if len(waiting) > 0 {
 		s.delay(waiting, failure)
 	}
 	for _, e := range refused {
 		e.resolving = attempts{} // the next offering is another question
 	}
-	if as == isOpen {
-		as = isRefused
-	}
-	return waiting, refused, as
+	known := outcomesOf(refused, as, failure)
+	s.answers.learnShortages(offering, known)
+	return append(known, outcomesOf(waiting, isUnresolved, failure)...)
 }
 
 // byOtherArch parts a group whose configuration does not go together with its offering's type: those that may as

@@ -73,8 +73,17 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 		ca:     cfg.CAHash,
 		recipe: c.recipe,
 	}
+	answers := &launchAnswers{
+		clock:     cfg.Clock,
+		calls:     cfg.Calls,
+		sizes:     sizes,
+		rights:    s.rights,
+		blockers:  s.blockers,
+		shortages: cfg.Shortages,
+	}
 	return &launching{
-		loop: c.loop,
+		table: c.table,
+		loop:  c.loop,
 		batching: &batching{
 			table: c.table,
 			calls: cfg.Calls,
@@ -84,6 +93,12 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 		resolving: &resolving{
 			calls:       cfg.Calls,
 			launchCalls: calls,
+			unresolved: &unresolved{
+				loop:     c.loop,
+				answers:  answers,
+				blockers: s.blockers,
+				events:   c.events,
+			},
 		},
 		intents: &intents{
 			table:       c.table,
@@ -97,35 +112,17 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 			clock: cfg.Clock,
 			calls: cfg.Calls,
 		},
-		concluding: newConcluding(cfg, c, s, sizes),
-	}
-}
-
-// newConcluding returns what finds out what became of launches.
-func newConcluding(cfg Config, c core, s shared, sizes *batchSizes) *concluding {
-	return &concluding{
-		loop: c.loop,
-		answers: &launchAnswers{
-			clock:     cfg.Clock,
-			calls:     cfg.Calls,
-			sizes:     sizes,
-			rights:    s.rights,
-			shortages: cfg.Shortages,
+		concluding: &concluding{
+			loop:    c.loop,
+			answers: answers,
+			events:  c.events,
 		},
-		unresolved: &unresolved{
-			loop:     c.loop,
-			rights:   s.rights,
-			blockers: s.blockers,
-			events:   c.events,
-		},
-		outcomes: &outcomes{
+		recording: &recording{
 			loop:      c.loop,
 			records:   c.records,
 			budgets:   s.budgets,
-			blockers:  s.blockers,
 			events:    c.events,
 			shortages: cfg.Shortages,
 		},
-		events: c.events,
 	}
 }
