@@ -50,10 +50,8 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 	case errors.Is(err, errNoAgent):
 		s.end(e, err.Error())
 		return leave, nil
-	case err != nil && !errors.Is(err, errAgentFetched):
-		return progress{}, err
-	case err == nil && got != done:
-		return got, nil
+	case err != nil || got.state == isUnderWay:
+		return got, err
 	}
 	s.table.mu.Lock()
 	since, there := e.goesOver, e.configured

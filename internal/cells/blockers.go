@@ -203,10 +203,10 @@ func (s *blockers) ofLocked(cell *Cell) (start, agent, file *launchBlocker) {
 	return s.byKind[s.recipe.startKind(cell)], agent, s.byKind[cloudInitKind(s.recipe.digest(), cell)]
 }
 
-// delayLocked returns why a cell waits: agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
+// delayLocked returns done if a cell need not wait, else why it does: agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
 // the cloud could not start instances like its own. Of those that wait one is launched in time as the probe, to see whether the fault is
 // fixed. The caller holds table.mu.
-func (s *blockers) delayLocked(e *entry) *delay {
+func (s *blockers) delayLocked(e *entry) (got progress, report func()) {
 	now := s.loop.clock.Now()
 	start, agent, file := s.ofLocked(e.cell())
 	for _, u := range []*launchBlocker{start, agent, file} {
@@ -225,13 +225,13 @@ func (s *blockers) delayLocked(e *entry) *delay {
 			reason = events.LaunchDelayed
 		}
 		tellNode := u == agent && u.told.note(why, now)
-		return &delay{min(left, blockedPoll), func() { s.report(e, why, reason, tellNode) }}
+		return waitFor("the operator to fix what blocks its launch", min(left, blockedPoll)), func() { s.report(e, why, reason, tellNode) }
 	}
-	return nil
+	return done, nil
 }
 
-// sendLocked makes a cell that is launched now the probe of all that has kept cells like it from being launched. The caller holds table.mu.
-func (s *blockers) sendLocked(e *entry) {
+// markProbeLocked makes a cell that is launched now the probe of all that has kept cells like it from being launched. The caller holds table.mu.
+func (s *blockers) markProbeLocked(e *entry) {
 	start, agent, file := s.ofLocked(e.cell())
 	for _, u := range []*launchBlocker{start, agent, file} {
 		if u != nil && !u.until.IsZero() {

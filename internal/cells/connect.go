@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -35,7 +36,7 @@ type connections struct {
 }
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
-// given its configuration. It is done when the agent has that, or is not connected.
+// given its configuration. It is done when the agent has that, or is not connected. It waits while the agent goes over to that of its launch.
 func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 	for {
 		configure, err := s.bringUp(ctx, e)
@@ -45,7 +46,10 @@ func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 		if configure == nil {
 			return done, s.reports.reportConfigured(ctx, e)
 		}
-		if got, err := s.loop.async(ctx, e, "configure", configure); err != nil || got != done {
+		switch got, err := s.loop.async(ctx, e, "configure", configure); {
+		case errors.Is(err, errAgentFetched):
+			return waitFor("the agent of its launch", agentPoll), nil
+		case err != nil || got != done:
 			return got, err
 		}
 	}

@@ -35,8 +35,8 @@ func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	return got, nil
 }
 
-// handleFailure acts on an error of connecting: a cell whose agent or cloud-init file is under way is
-// asked again soon, one that cannot have them ends; of one that cannot carry out its file no
+// handleFailure acts on an error of connecting: a cell whose cloud-init file is under way is
+// asked again soon, one that cannot have that or its agent ends; of one that cannot carry out its file no
 // other is launched like it for a while. What else there is is the caller's.
 func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (progress, error) {
 	switch {
@@ -44,8 +44,6 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (pr
 		return leave, s.failures.endWithoutAgent(ctx, e, err)
 	case errors.Is(err, errNoCloudInit):
 		return leave, s.failures.endWithoutCloudInit(ctx, e, err)
-	case errors.Is(err, errAgentFetched):
-		return waitFor("the agent of its launch", agentPoll), nil
 	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():
 		if e.cell().StepTime(apiv1.StepCloudInit).IsZero() {
 			// Stored, since a Kip that begins anew is not to take it for one that does not join.

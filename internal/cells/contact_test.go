@@ -2,6 +2,7 @@ package cells
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -18,7 +19,6 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		phase     apiv1.Phase
 		fails     bool
 	}{
-		"its agent is being fetched":         {errAgentFetched, "", agentPoll, apiv1.Booting, false},
 		"its file is being carried out":      {agentapi.ErrNotYet, "digest", firstSetUpPoll, apiv1.Booting, false},
 		"something else is not ready":        {agentapi.ErrNotYet, "", 0, apiv1.Booting, true},
 		"its agent cannot be had":            {errNoAgent, "", 0, apiv1.Terminating, false},
@@ -42,5 +42,16 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		if begun := e.cell().StepTime(apiv1.StepCloudInit); begun.IsZero() == (tc.again == firstSetUpPoll) {
 			t.Errorf("%s: its file was begun at %s", name, begun)
 		}
+	}
+}
+
+func TestACellWaitsWhileItsAgentIsBeingFetched(t *testing.T) {
+	b := newBench(t)
+	e := b.booting("c")
+	b.linked(e)
+	e.async.now = &asyncOp{what: "configure", ended: true, err: fmt.Errorf("go over: %w: %w", errAgentFetched, agentapi.ErrNotYet)}
+	s := &contacting{loop: b.loop, records: b.records, connections: b.connecting(), failures: b.failing()}
+	if got, err := bare(s.prepare(t.Context(), e)); got != waitFor("", agentPoll) || err != nil || e.cell().Phase != apiv1.Booting {
+		t.Errorf("it is %s, %+v (%v)", e.cell().Phase, got, err)
 	}
 }

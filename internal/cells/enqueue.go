@@ -42,27 +42,28 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	if got, err := s.preparations.prepare(ctx, e); err != nil || got != done {
 		return got, err
 	}
-	if d := s.add(next); d != nil {
-		d.report()
-		return waitFor("what delays its launch", d.left), nil
-	}
-	return await("its launch"), nil
+	return s.add(next), nil
 }
 
-// add queues a cell for launch, or returns why it must wait. Under the same lock it hands the cell to its launch group and makes it the
+// add queues a cell for launch, or reports why it must wait. Under the same lock it hands the cell to its launch and makes it the
 // probe if one is due, so two cells never become the probe.
-func (s *enqueuing) add(next toLaunch) *delay {
+func (s *enqueuing) add(next toLaunch) progress {
 	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
 	if next.e.ending != "" {
-		return nil // it is queued again
+		s.table.mu.Unlock()
+		return anew
 	}
-	d := s.pauses.sendLocked(next.e)
-	if d == nil {
+	got, report := s.pauses.passLocked(next.e)
+	if got == done {
 		next.e.giveToLaunchLocked()
 		s.launches.add(next)
 	}
-	return d
+	s.table.mu.Unlock()
+	if got != done {
+		report()
+		return got
+	}
+	return await("its launch")
 }
 
 // resolveRetries have cells wait whose launch could not be resolved, until the next try.

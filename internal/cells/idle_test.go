@@ -153,7 +153,7 @@ func TestACellIsGivenUpThatCannotBeStarted(t *testing.T) {
 		s := b.starting().failures
 		e := b.stopped("c", "a")
 		for n := range giveUpTries {
-			if again := s.noteStartRefusal(e, tc.err); (again == 0) != (tc.ends && n == giveUpTries-1) {
+			if again := s.noteStartRefusal(e, tc.err).again; (again == 0) != (tc.ends && n == giveUpTries-1) {
 				t.Errorf("%s: after %d tries again after %s", name, n+1, again)
 			}
 		}

@@ -44,18 +44,13 @@ func (p *pause) leftLocked(e *entry, now time.Time, probed bool) time.Duration {
 	return 0
 }
 
-// delay is why a cell is not launched now.
-type delay struct {
-	left   time.Duration // after how long it is to be checked again
-	report func()        // reports it if that is news; called without table.mu
-}
-
 // pausing may delay launches.
 type pausing interface {
-	// delayLocked returns why a cell is not launched now; nil if it may be.
-	delayLocked(e *entry) *delay
-	// sendLocked notes that a cell is launched now. The cell may be the probe.
-	sendLocked(e *entry)
+	// delayLocked returns done if a cell may be launched now, else what it waits for. Then report reports that, if it is news, and is called
+	// without table.mu.
+	delayLocked(e *entry) (got progress, report func())
+	// markProbeLocked notes that a cell is launched now: as the probe, if it is time for one.
+	markProbeLocked(e *entry)
 }
 
 // launchPauses delay launches: Kip may have no right to them, and the operator may have to fix something first.
@@ -64,17 +59,17 @@ type launchPauses struct {
 	blockers *blockers
 }
 
-// sendLocked returns why a cell is not launched now. If it is nil, the cell is launched, as the probe of each pause that is over.
-// The caller holds table.mu.
-func (s launchPauses) sendLocked(e *entry) *delay {
+// passLocked returns done if nothing delays the launch of a cell. Then the cell is launched, as the probe of each pause that is over. Otherwise it
+// returns what delayLocked does. The caller holds table.mu.
+func (s launchPauses) passLocked(e *entry) (got progress, report func()) {
 	all := []pausing{s.rights, s.blockers}
 	for _, p := range all {
-		if d := p.delayLocked(e); d != nil {
-			return d
+		if got, report := p.delayLocked(e); got != done {
+			return got, report
 		}
 	}
 	for _, p := range all {
-		p.sendLocked(e)
+		p.markProbeLocked(e)
 	}
-	return nil
+	return done, nil
 }

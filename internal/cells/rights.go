@@ -102,51 +102,48 @@ func (s *rights) learnLocked(o offeringKey, results cloud.LaunchResults, now tim
 	}
 }
 
-// delayLocked returns how long a cell has to wait for Kip's rights; nil if it may be launched. The caller holds table.mu.
-func (s *rights) delayLocked(e *entry) *delay {
+// delayLocked returns done if a cell may be launched, as far as Kip's rights go; else how long it waits for these. The caller holds table.mu.
+func (s *rights) delayLocked(e *entry) (got progress, report func()) {
 	if s.pause.since.IsZero() {
-		return nil
+		return done, nil
 	}
 	now := s.loop.clock.Now()
 	left := s.pause.leftLocked(e, now, s.isProbedLocked(now))
 	if left == 0 {
-		return nil
+		return done, nil
 	}
 	told, why := s.told.of(e), s.pause.why
 	news := !*told
 	*told = true
-	return &delay{left, func() {
+	return waitFor("Kip's rights in the cloud", left), func() {
 		if news {
 			s.events.report(e.cell(), events.NewLaunchesPaused(why))
 		}
-	}}
+	}
 }
 
-// sendLocked makes a cell the probe that is launched, or started, now, where it is time for one: that shows whether Kip has its rights.
+// markProbeLocked makes a cell the probe that is launched, or started, now, where it is time for one: that shows whether Kip has its rights.
 // The caller holds table.mu.
-func (s *rights) sendLocked(e *entry) {
+func (s *rights) markProbeLocked(e *entry) {
 	now := s.loop.clock.Now()
 	if !s.pause.since.IsZero() && !s.isProbedLocked(now) {
 		s.pause.probe, s.pause.probing = e.id, now.Add(callTimeout)
 	}
 }
 
-// delayStart returns how long a stopped cell has to wait for Kip's rights, and reports why; 0 if it is started now,
-// perhaps as the probe.
-func (s *rights) delayStart(e *entry) time.Duration {
+// delayStart returns done if a stopped cell is started now, perhaps as the probe; else how long it waits for Kip's rights, which it reports.
+func (s *rights) delayStart(e *entry) progress {
 	s.table.mu.Lock()
-	var d *delay
+	got, report := done, func() {}
 	if s.pause.all {
-		if d = s.delayLocked(e); d == nil {
-			s.sendLocked(e)
+		if got, report = s.delayLocked(e); got == done {
+			report = func() {}
+			s.markProbeLocked(e)
 		}
 	}
 	s.table.mu.Unlock()
-	if d == nil {
-		return 0
-	}
-	d.report()
-	return d.left
+	report()
+	return got
 }
 
 // passProbeLocked wakes the other cells if this one was the probe and is no longer: one of them becomes the probe. The caller holds

@@ -20,17 +20,16 @@ func (b *bench) rights() *rights {
 // send returns how long a cell has to wait for Kip's rights, and reports why; 0 if its launch is sent.
 func (s *rights) send(e *entry) time.Duration {
 	s.table.mu.Lock()
-	d := s.delayLocked(e)
-	if d == nil {
-		s.sendLocked(e)
+	got, report := s.delayLocked(e)
+	if got == done {
+		s.markProbeLocked(e)
 		e.giveToLaunchLocked()
 	}
 	s.table.mu.Unlock()
-	if d == nil {
-		return 0
+	if got != done {
+		report()
 	}
-	d.report()
-	return d.left
+	return got.again
 }
 
 func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {

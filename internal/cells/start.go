@@ -33,8 +33,8 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
 			return waitFor("another try to start its instance", wait), nil
 		}
-		if wait := s.rights.delayStart(e); wait > 0 {
-			return waitFor("the right to start its instance", wait), nil
+		if got := s.rights.delayStart(e); got != done {
+			return got, nil
 		}
 	}
 	got, err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
@@ -44,10 +44,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	case got != done, ctx.Err() != nil:
 		return got, err
 	case err != nil:
-		if wait := s.failures.noteStartRefusal(e, err); wait > 0 {
-			return waitFor("another try to start its instance", wait), nil
-		}
-		return leave, nil
+		return s.failures.noteStartRefusal(e, err), nil
 	}
 	s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
 	return done, s.records.save(ctx, e, func(cell *Cell) error {
@@ -73,13 +70,13 @@ type startFailures struct {
 }
 
 // noteStartRefusal notes a refusal to start the stopped instance of a cell that a pod has
-// taken, and returns after how long to try again. After some tries the cell is given
-// up, and it is 0: another may be launched.
-func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
+// taken, and returns for how long the cell waits until the next try. After some tries the cell is given
+// up, and leaves: another may be launched.
+func (s *startFailures) noteStartRefusal(e *entry, err error) progress {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
 		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
-		return max(s.rights.delayStart(e), firstRetry)
+		return waitFor("Kip's rights in the cloud", max(s.rights.delayStart(e).again, firstRetry))
 	}
 	tries := s.tries.of(e)
 	tries.fail(now, err, s.loop.random)
@@ -90,10 +87,10 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	if tries.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		why := fmt.Sprintf("its instance could not be started: %v", err)
 		s.ends.begin(e, cellEnd{CauseLost, why, events.NewCellLost(e.id, why)})
-		return 0
+		return leave
 	}
 	if tries.failed == 1 {
 		s.events.report(e.cell(), events.NewStandbyCellNotStarted(e.id, err))
 	}
-	return tries.wait(now)
+	return waitFor("another try to start its instance", tries.wait(now))
 }
