@@ -7,7 +7,7 @@ import (
 )
 
 // attempts are those at one call about a cell. They are of its worker alone, or, while it is
-// being launched, of its group.
+// being launched, of its launch.
 type attempts struct {
 	failed int
 	began  time.Time // when the first failed

@@ -29,30 +29,37 @@ func (s *binding) Step(ctx context.Context, e *entry) (progress, error) {
 	if err != nil || got.waits() {
 		return got, err
 	}
-	prepared := got.state == isDone
-	// From here on the kubelet of a prepared cell may see the pod. Whoever lets the cell go must know:
-	// both decide under the table's lock.
-	s.table.mu.Lock()
-	why, cause, pod := e.ending, e.cause, e.cell().Pod
-	e.binding = prepared && why == "" && pod.UID != "" && !e.cell().Stopped
-	s.table.mu.Unlock()
-	if why != "" {
-		return done, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: why})
-	}
-	if e.cell().Stopped {
+	prepared := got == done
+	ending, cause := s.decide(e, prepared)
+	switch {
+	case ending != "":
+		return done, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: ending})
+	case e.cell().Stopped:
 		return s.idling.stopOrStart(ctx, e)
-	}
-	if !prepared {
+	case !prepared:
 		return anew, nil // what it was to end or to stop for is over
-	}
-	if pod.UID == "" {
+	case !e.binding:
 		return s.idling.idle(ctx, e)
 	}
+	return done, s.bind(ctx, e)
+}
+
+// decide returns why a cell is to end; otherwise it notes whether the cell is given its pod now. From then on its kubelet may see the pod.
+// Whoever lets the cell go must know that: both decide under the table's lock.
+func (s *binding) decide(e *entry, prepared bool) (ending string, cause Cause) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e.binding = prepared && e.ending == "" && e.cell().Pod.UID != "" && !e.cell().Stopped
+	return e.ending, e.cause
+}
+
+// bind stores that a cell runs its pod, and then shows its kubelet the pod.
+func (s *binding) bind(ctx context.Context, e *entry) error {
 	if err := s.records.save(ctx, e, func(cell *Cell) error {
 		cell.step(apiv1.StepBound, s.clock.Now())
 		return cell.enter(apiv1.Bound)
 	}); err != nil {
-		return progress{}, err
+		return err
 	}
-	return done, e.show()
+	return e.show()
 }

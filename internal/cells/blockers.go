@@ -203,9 +203,9 @@ func (s *blockers) ofLocked(cell *Cell) (start, agent, file *launchBlocker) {
 	return s.byKind[s.recipe.startKind(cell)], agent, s.byKind[cloudInitKind(s.recipe.digest(), cell)]
 }
 
-// delayLocked returns done if a cell need not wait, else why it does: agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
-// the cloud could not start instances like its own. Of those that wait one is launched in time as the probe, to see whether the fault is
-// fixed. The caller holds table.mu.
+// delayLocked returns done if a cell need not wait, else why it does: agents of cells like it have refused the cloud-init file, or the
+// agent of cells.itzo, or the cloud could not start instances like its own. Of those that wait one is launched in time as the probe, to see
+// whether the fault is fixed. The caller holds table.mu.
 func (s *blockers) delayLocked(e *entry) (got progress, report func()) {
 	now := s.loop.clock.Now()
 	start, agent, file := s.ofLocked(e.cell())
@@ -230,7 +230,8 @@ func (s *blockers) delayLocked(e *entry) (got progress, report func()) {
 	return done, nil
 }
 
-// markProbeLocked makes a cell that is launched now the probe of all that has kept cells like it from being launched. The caller holds table.mu.
+// markProbeLocked makes a cell that is launched now the probe of all that has kept cells like it from being launched. The caller holds
+// table.mu.
 func (s *blockers) markProbeLocked(e *entry) {
 	start, agent, file := s.ofLocked(e.cell())
 	for _, u := range []*launchBlocker{start, agent, file} {

@@ -117,9 +117,9 @@ func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
 	with := Offering{InstanceType: "m5.large", Zone: "a", Reservation: "cr-1"}
 	without := with
 	without.Reservation = ""
-	c := &launchCalls{recipe: &recipe{}}
+	c := &callBuilder{recipe: &recipe{}}
 	for _, o := range []Offering{with, without} {
-		s := c.launchSpec(Cell{Offerings: []Offering{o}}, "")
+		s := c.spec(Cell{Offerings: []Offering{o}}, "")
 		if s.Reservation != o.Reservation || s.Pool() != o.Pool() || s.CapacityType != cloud.OnDemand {
 			t.Errorf("%s is launched as %+v", o, s)
 		}

@@ -210,7 +210,7 @@ func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	s := b.launching().resolving.unresolved
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
-		known := s.judge(group, errors.New("no answer"))
+		known := s.conclude(group, errors.New("no answer"))
 		if e := group[0]; e.resolving.failed != try || len(known) != 1 || known[0].verdict != isUnresolved || len(b.said) != 1 {
 			t.Errorf("after %d tries: %+v, %d outcomes, said %v", try, e.resolving, len(known), b.said)
 		}

@@ -36,7 +36,8 @@ type connections struct {
 }
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
-// given its configuration. It is done when the agent has that, or is not connected. It waits while the agent goes over to that of its launch.
+// given its configuration. It is done when the agent has that, or is not connected. It waits while the agent goes over to that of its
+// launch.
 func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 	for {
 		configure, err := s.bringUp(ctx, e)

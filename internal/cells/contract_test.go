@@ -118,12 +118,12 @@ func TestARecordOfALaterVersionIsNotSent(t *testing.T) {
 		b.later(time.Second)
 		b.stop()
 		key := b.launchesStored()[0]
-		var record launchRecord
+		var record storedCall
 		revision, err := b.store.Get(t.Context(), key, &record)
 		if err != nil {
 			t.Fatal(err)
 		}
-		record.Version = launchVersion + 1
+		record.Version = callVersion + 1
 		if _, err := b.store.Put(t.Context(), key, record, revision); err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@ import (
 const workers = 64
 
 // Controller moves every cell through its life. One worker handles a cell at a
-// time; while it is being launched, its group does.
+// time; while it is being launched, its launch does.
 type Controller struct {
 	ready     chan struct{}
 	core      core

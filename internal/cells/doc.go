@@ -12,10 +12,9 @@
 //	              (match.go), or add.go stores a new one; wants.go has what the pod wants of it
 //	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), then what delays launches (pause.go): rights.go,
 //	              blockers.go; then launchqueue.go
-//	launch.go     has the phases of a launch done, one after the other: launchbatch.go takes a group
-//	              from the queue, resolve.go has the cloud resolve it, intent.go (launchcall.go)
-//	              stores the call, send.go sends it, conclude.go (launchanswers.go, unresolved.go,
-//	              outcome.go) finds out what became of the cells
+//	launch.go     has the phases of a launch done, one after the other, and settles what has become of each cell (outcome.go):
+//	              launchbatch.go takes a group from the queue, resolve.go (unresolved.go) has the cloud resolve it,
+//	              intent.go (launchcall.go) stores the call, send.go sends it, conclude.go (launchanswers.go) reads the answers
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, ready.go; bootfail.go ends what fails
 //	connect.go    a connection: cellapis.go, dial.go, session.go, token.go, configure.go (upgrade.go, cloudinit.go),

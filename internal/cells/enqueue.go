@@ -20,20 +20,12 @@ var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil)}
 
 // Step adds a cell to the queue of launches once it is prepared and nothing delays its launch.
 func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
-	s.table.mu.Lock()
-	if e.launching && e.ending != "" && s.launches.remove(e) {
-		e.giveBackLocked()
-	}
-	launching, why := e.launching, e.ending
-	if !launching {
-		s.pauses.rights.passProbeLocked(e)
-	}
-	s.table.mu.Unlock()
+	launching, ending := s.checkQueue(e)
 	if launching {
-		return await("its launch"), nil // it waits for its turn, or is its group's, which may be storing the launch, and gives it back
+		return await("its launch"), nil // which may be storing it by now, and gives it back
 	}
-	if why != "" {
-		return done, s.removals.remove(ctx, e, why)
+	if ending != "" {
+		return done, s.removals.remove(ctx, e, ending)
 	}
 	next, err := toLaunchOf(e)
 	if err != nil {
@@ -43,6 +35,20 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 		return got, err
 	}
 	return s.add(next), nil
+}
+
+// checkQueue returns whether a cell waits in the queue or is its launch's, and why it is to end, if it is. It takes a cell that is to
+// end out of the queue.
+func (s *enqueuing) checkQueue(e *entry) (launching bool, ending string) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	if e.launching && e.ending != "" && s.launches.remove(e) {
+		e.giveBackLocked()
+	}
+	if !e.launching {
+		s.pauses.rights.passProbeLocked(e)
+	}
+	return e.launching, e.ending
 }
 
 // add queues a cell for launch, or reports why it must wait. Under the same lock it hands the cell to its launch and makes it the

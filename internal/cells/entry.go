@@ -30,8 +30,9 @@ type entry struct {
 	// launching is set while the cell is its launch's: from when enqueuing adds it to the queue of launches, or resuming
 	// goes on with its launch, until launching gives it back. launch.go alone changes it.
 	launching bool
-	// launch is the one that is being stored or sent.
-	launch string
+	// launchID is of the launch that the cell is being stored with, until the outcome is stored. If the answer of that write is lost, it
+	// is kept: resuming waits for such a cell.
+	launchID string
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
 	// reserved is what counts of it against its namespace's budget, in dollars an hour;

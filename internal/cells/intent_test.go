@@ -28,14 +28,14 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 		if err := b.generation.open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-		s := &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
+		calls := &callBuilder{owner: "me", recipe: b.recipe, ca: "ca"}
+		s := &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, builder: calls}
 		group := b.requested("c", "d")
 		l := &launch{group: group, resolved: &cloud.Resolved{PublicAddress: true}}
 		if others := s.store(t.Context(), l); len(others) > 0 {
 			t.Fatal(others[0].answer.Err)
 		}
-		var stored launchRecord
+		var stored storedCall
 		if _, err := b.records.store.Get(t.Context(), launchesPrefix+l.id, &stored); err != nil || len(stored.Request.Machines) != 2 {
 			t.Fatalf("shared %t: the stored call has %d machines (%v)", shared, len(stored.Request.Machines), err)
 		}
@@ -44,7 +44,7 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 		}
 		for n, e := range group {
 			cell := e.cell()
-			if cell.Phase != apiv1.Launching || cell.Launch.Index != n || cell.Launch.Shared != shared || cell.CA != "ca" || e.launch != l.id {
+			if cell.Phase != apiv1.Launching || cell.Launch.Index != n || cell.Launch.Shared != shared || cell.CA != "ca" || e.launchID != l.id {
 				t.Errorf("shared %t: cell %d is %s with %+v", shared, n, cell.Phase, cell.Launch)
 			}
 			var own struct{ Kip agentapi.UserData }

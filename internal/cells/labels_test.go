@@ -48,7 +48,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 				tc.cells[n].ID, tc.cells[n].Offerings = fmt.Sprint("cell-", n), []Offering{{InstanceType: "nano"}}
 				tc.cells[n].Launch = &Launch{ID: "launch-1", Index: n, Cells: len(tc.cells), Shared: true, NameTag: "prod"}
 			}
-			r, err := b.cells.launches.launching.intents.launchCalls.launchRequest(tc.cells, pki.NewBatchSecret())
+			r, err := b.cells.launches.launching.intents.builder.request(tc.cells, pki.NewBatchSecret())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			for n := range tc.cells {
 				tc.cells[n].Launch.Shared = false
 			}
-			r, err = b.cells.launches.launching.intents.launchCalls.launchRequest(tc.cells, pki.BatchSecret{})
+			r, err = b.cells.launches.launching.intents.builder.request(tc.cells, pki.BatchSecret{})
 			if err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
 				t.Errorf("%s: a machine has the tags %v, %v", what, r.TagsOf(0), err)
 			}

@@ -120,9 +120,10 @@ func (s *launching) finish(ctx context.Context, l *launch) {
 	}
 }
 
-// settle ends a launch for some of its cells, and nobody else does: it stores what has become of them, and gives them back to their workers. It
-// tries for as long as it takes, since nobody else knows the outcomes. What one write does not take it stores in parts, of which none waits
-// for the next. It reports whether the launch goes on. It does not without cells, when ctx has ended, and if another Kip writes the records.
+// settle ends a launch for some of its cells, and nobody else does: it stores what has become of them, and gives them back to their
+// workers. It tries for as long as it takes, since nobody else knows the outcomes. What one write does not take it stores in parts, of
+// which none waits for the next. It reports whether the launch goes on: not without cells, not when ctx has ended, and not if another
+// Kip writes the records.
 func (s *launching) settle(ctx context.Context, l *launch, some []*outcome) bool {
 	if l.endsWith(some) {
 		l.cancelTurn() // nothing is sent any more
@@ -163,7 +164,7 @@ func (s *launching) giveBack(l *launch, some []*outcome) {
 	for _, o := range some {
 		o.e.giveBackLocked()
 		if o.verdict != isUnwanted && o.verdict != isUnstored { // of these another launch may be stored, its answer lost
-			o.e.launch = ""
+			o.e.launchID = ""
 		}
 	}
 	s.table.mu.Unlock()

@@ -47,7 +47,7 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 	l := t.of
 	t.tries++
 	t.failed = nil
-	// A launch without labels tells whose fault it is.
+	// If they are at fault, a launch without them shows it.
 	labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 	if !labels {
 		s.rights.noteAnswer(keyOf(t.offering), results)
@@ -82,9 +82,9 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 	return known
 }
 
-// judge reads the answer for one machine. unsure says that an earlier call may have
+// judge reads the answer for one machine. If unsure, an earlier call may have
 // started it: what the cloud refuses now it may then have started all the same. several
-// says that it was not launched by itself.
+// reports whether it was launched with others.
 func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 	switch {
 	case r.Err == nil:

@@ -11,21 +11,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// launchCalls makes the calls to the cloud that launch cells.
-type launchCalls struct {
-	owner  string // the tag of this Kip's instances
-	ca     string // the hash of the CA by which cells are to know Kip
-	recipe *recipe
-}
-
-// launchVersion is that of launchRecord. A Kip that does not know a record's version
+// callVersion is that of storedCall. A Kip that does not know a call's version
 // sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
 // an instance of it is found by its tags, and ended.
-const launchVersion = 1
+const callVersion = 1
 
-// launchRecord is a call to the cloud, whole: whatever the configuration says by
+// storedCall is a call to the cloud that launches cells, whole, as it is stored: whatever the configuration says by
 // then, what is sent again is this.
-type launchRecord struct {
+type storedCall struct {
 	Version int                 `json:"version"`
 	Request cloud.LaunchRequest `json:"request"`
 	// Until is when the secret expires that the machines share: the call is sent no
@@ -33,56 +26,18 @@ type launchRecord struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// launchSpec is what the cells of one offering and with the same options are launched as.
-func (s *launchCalls) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
-	offering := cell.Offering()
-	return cloud.LaunchSpec{
-		InstanceType:  offering.InstanceType,
-		Arch:          offering.Arch,
-		Zone:          offering.Zone,
-		Subnet:        offering.Subnet,
-		CapacityType:  offering.CapacityType(),
-		Reservation:   offering.Reservation,
-		RootDiskBytes: offering.DiskBytes,
-		Login:         s.recipe.file != nil && s.recipe.file.NeedsLogin(),
-		Devices:       cell.needsDevices(),
-		Options:       cell.Options,
-		Tags:          map[string]string{cloud.TagOwner: s.owner, cloud.TagNameTag: nameTag},
-	}
+// callBuilder builds the calls that launch cells. It sends none.
+type callBuilder struct {
+	owner  string // the tag of this Kip's instances
+	ca     string // the hash of the CA by which cells are to know Kip
+	recipe *recipe
 }
 
-// launchRequest is the call that launches cells of one offering and with the same
-// options. The secret is that of machines that share their user data.
-func (s *launchCalls) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
-	first := cells[0]
-	r := cloud.LaunchRequest{Token: first.launchToken(s.owner), LaunchSpec: s.launchSpec(first, first.Launch.NameTag)}
-	if first.Launch.Shared {
-		maps.Copy(r.Tags, commonLabels(cells))
-		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
-		var err error
-		r.UserData, err = userData(agentapi.BatchUserData{
-			Version: agentapi.BatchVersion,
-			Batch:   first.Launch.ID,
-			CAHash:  first.CA,
-			Secret:  secret.Reveal(),
-		})
-		return r, err
-	}
-	for _, cell := range cells {
-		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: cell.CA, Token: cell.Token})
-		if err != nil {
-			return r, err
-		}
-		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
-	}
-	return r, nil
-}
-
-// intended makes a call that launches a group of cells, and the records of these cells with it.
+// build returns a call that launches a group of cells, and the records of these cells with it.
 // The machines share their user data, or not.
-func (s *launchCalls) intended(
+func (s *callBuilder) build(
 	group []*entry, shared bool, resolved *cloud.Resolved, now time.Time,
-) (cells []Cell, call launchRecord, err error) {
+) (cells []Cell, call storedCall, err error) {
 	intent := Launch{
 		ID:        newID("launch-"),
 		Cells:     len(group),
@@ -96,7 +51,7 @@ func (s *launchCalls) intended(
 	if resolved != nil {
 		intent.Image = resolved.Image
 	}
-	call.Version = launchVersion
+	call.Version = callVersion
 	var secret pki.BatchSecret
 	if intent.Shared {
 		secret = pki.NewBatchSecret()
@@ -119,7 +74,7 @@ func (s *launchCalls) intended(
 	for n := range cells {
 		cells[n].Launch.Labelled = labelled
 	}
-	if call.Request, err = s.launchRequest(cells, secret); err != nil {
+	if call.Request, err = s.request(cells, secret); err != nil {
 		return nil, call, err
 	}
 	call.Request.Resolved = resolved
@@ -127,6 +82,51 @@ func (s *launchCalls) intended(
 		cloud.DropConfigured(call.Request.Tags, resolved.Tags)
 	}
 	return cells, call, nil
+}
+
+// request returns what the cloud is asked for, to launch cells of one offering and with the same
+// options. The secret is that of machines that share their user data.
+func (s *callBuilder) request(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
+	first := cells[0]
+	r := cloud.LaunchRequest{Token: first.launchToken(s.owner), LaunchSpec: s.spec(first, first.Launch.NameTag)}
+	if first.Launch.Shared {
+		maps.Copy(r.Tags, commonLabels(cells))
+		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
+		var err error
+		r.UserData, err = userData(agentapi.BatchUserData{
+			Version: agentapi.BatchVersion,
+			Batch:   first.Launch.ID,
+			CAHash:  first.CA,
+			Secret:  secret.Reveal(),
+		})
+		return r, err
+	}
+	for _, cell := range cells {
+		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: cell.CA, Token: cell.Token})
+		if err != nil {
+			return r, err
+		}
+		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
+	}
+	return r, nil
+}
+
+// spec returns what the cells of one offering and with the same options are launched as.
+func (s *callBuilder) spec(cell Cell, nameTag string) cloud.LaunchSpec {
+	offering := cell.Offering()
+	return cloud.LaunchSpec{
+		InstanceType:  offering.InstanceType,
+		Arch:          offering.Arch,
+		Zone:          offering.Zone,
+		Subnet:        offering.Subnet,
+		CapacityType:  offering.CapacityType(),
+		Reservation:   offering.Reservation,
+		RootDiskBytes: offering.DiskBytes,
+		Login:         s.recipe.file != nil && s.recipe.file.NeedsLogin(),
+		Devices:       cell.needsDevices(),
+		Options:       cell.Options,
+		Tags:          map[string]string{cloud.TagOwner: s.owner, cloud.TagNameTag: nameTag},
+	}
 }
 
 // tags are those of one machine: the labels of its pod, and Kip's own.

@@ -23,8 +23,8 @@ func (b *bench) launching() *launching {
 		loop:     b.loop,
 		batching: b.batching(),
 		resolving: &resolving{
-			calls: b.calls, launchCalls: intents.launchCalls,
-			unresolved: &unresolved{loop: b.loop, answers: answers, blockers: b.blocking(), events: b.events},
+			calls: b.calls, builder: intents.builder,
+			unresolved: &unresolved{loop: b.loop, rights: answers.rights, answers: answers, blockers: b.blocking(), events: b.events},
 		},
 		intents:    intents,
 		sending:    &sending{clock: b.clock, calls: b.calls},
@@ -128,7 +128,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 func (b *bench) regrouped(group []*entry) (again []*entry) {
 	b.Helper()
 	for _, id := range b.woken() {
-		if e := b.table.find(id); e.cell().Phase == apiv1.Requested && e.launch == "" {
+		if e := b.table.find(id); e.cell().Phase == apiv1.Requested && e.launchID == "" {
 			e.giveToLaunchLocked()
 			again = append(again, e)
 		}

@@ -80,34 +80,6 @@ func (q *launchQueue) remove(e *entry) bool {
 	return true
 }
 
-// rotateLocked puts the namespaces of a group at the end, and forgets those of which nothing
-// waits. The caller holds mu.
-func (q *launchQueue) rotateLocked(group []toLaunch) {
-	waiting, served := map[string]bool{}, map[string]bool{}
-	for _, i := range q.items {
-		waiting[i.namespace] = true
-	}
-	for _, i := range group {
-		served[i.namespace] = true
-	}
-	var first, last []string
-	for _, ns := range q.turns {
-		switch {
-		case waiting[ns] && served[ns]:
-			last = append(last, ns)
-		case waiting[ns]:
-			first = append(first, ns)
-		}
-	}
-	q.turns = append(first, last...)
-}
-
-// headLocked is the cell that is launched next: of the namespace whose turn it is, that which has
-// waited longest. The caller holds mu, and something waits.
-func (q *launchQueue) headLocked() toLaunch {
-	return q.items[slices.IndexFunc(q.items, func(i toLaunch) bool { return i.namespace == q.turns[0] })]
-}
-
 // wait returns when something waits; false when ctx has ended.
 func (q *launchQueue) wait(ctx context.Context) bool {
 	for ctx.Err() == nil {
@@ -125,22 +97,12 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 	return false
 }
 
-// full says that the next call has as many machines as one can have, at most so many of
+// full reports whether the next call has as many machines as one can have, at most so many of
 // an offering.
 func (q *launchQueue) full(most func(offeringKey) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.items) > 0 && q.alikeLocked(q.headLocked()) >= most(q.headLocked().offeringKey)
-}
-
-// alikeLocked is how many cells go with one, itself among them. The caller holds mu.
-func (q *launchQueue) alikeLocked(one toLaunch) (n int) {
-	for _, i := range q.items {
-		if i.together == one.together {
-			n++
-		}
-	}
-	return n
 }
 
 // next takes the cell whose turn it is and those that go with it: at most so many of an offering, and
@@ -173,4 +135,42 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 		group = append(group, i.e)
 	}
 	return group
+}
+
+// headLocked is the cell that is launched next: of the namespace whose turn it is, that which has
+// waited longest. The caller holds mu, and something waits.
+func (q *launchQueue) headLocked() toLaunch {
+	return q.items[slices.IndexFunc(q.items, func(i toLaunch) bool { return i.namespace == q.turns[0] })]
+}
+
+// alikeLocked is how many cells go with one, itself among them. The caller holds mu.
+func (q *launchQueue) alikeLocked(one toLaunch) (n int) {
+	for _, i := range q.items {
+		if i.together == one.together {
+			n++
+		}
+	}
+	return n
+}
+
+// rotateLocked puts the namespaces of a group at the end, and forgets those of which nothing
+// waits. The caller holds mu.
+func (q *launchQueue) rotateLocked(group []toLaunch) {
+	waiting, served := map[string]bool{}, map[string]bool{}
+	for _, i := range q.items {
+		waiting[i.namespace] = true
+	}
+	for _, i := range group {
+		served[i.namespace] = true
+	}
+	var first, last []string
+	for _, ns := range q.turns {
+		switch {
+		case waiting[ns] && served[ns]:
+			last = append(last, ns)
+		case waiting[ns]:
+			first = append(first, ns)
+		}
+	}
+	q.turns = append(first, last...)
 }

@@ -92,8 +92,8 @@ func TestOfTwoStoredCellsOfOnePodTheOneThatGotFurtherIsIts(t *testing.T) {
 	put(keyPrefix+"2", Cell{ID: "2", Pod: ref("a"), Phase: apiv1.Bound, Instance: instance})
 	put(keyPrefix+"3", Cell{ID: "3", Pod: ref("b"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "j"}})
 	put(keyPrefix+"4", Cell{ID: "4", Phase: apiv1.Launching, Launch: &Launch{ID: "l"}})
-	put(launchesPrefix+"l", launchRecord{})
-	put(launchesPrefix+"of-nobody", launchRecord{})
+	put(launchesPrefix+"l", storedCall{})
+	put(launchesPrefix+"of-nobody", storedCall{})
 	decided := guard.New(guard.Config{Clock: b.clock, Behind: func() string { return "why" }})
 	parts := &loading{clock: b.clock, listening: &listening{}, parts: []loader{
 		&births{clock: b.clock, store: b.records.store, inventory: b.inventory},
@@ -116,7 +116,7 @@ func TestOfTwoStoredCellsOfOnePodTheOneThatGotFurtherIsIts(t *testing.T) {
 		t.Error("an end that was decided is held back, or the store is not new")
 	}
 	for key, want := range map[string]bool{"l": true, "of-nobody": false} {
-		if revision, err := b.records.store.Get(t.Context(), launchesPrefix+key, new(launchRecord)); (revision != 0) != want || err != nil {
+		if revision, err := b.records.store.Get(t.Context(), launchesPrefix+key, new(storedCall)); (revision != 0) != want || err != nil {
 			t.Errorf("the call %s is stored %t (%v)", key, revision != 0, err)
 		}
 	}

@@ -46,8 +46,8 @@ func (p *pause) leftLocked(e *entry, now time.Time, probed bool) time.Duration {
 
 // pausing may delay launches.
 type pausing interface {
-	// delayLocked returns done if a cell may be launched now, else what it waits for. Then report reports that, if it is news, and is called
-	// without table.mu.
+	// delayLocked returns done if a cell may be launched now, else what it waits for. Then report reports that, if it is news. It is
+	// called without table.mu.
 	delayLocked(e *entry) (got progress, report func())
 	// markProbeLocked notes that a cell is launched now: as the probe, if it is time for one.
 	markProbeLocked(e *entry)
@@ -59,8 +59,8 @@ type launchPauses struct {
 	blockers *blockers
 }
 
-// passLocked returns done if nothing delays the launch of a cell. Then the cell is launched, as the probe of each pause that is over. Otherwise it
-// returns what delayLocked does. The caller holds table.mu.
+// passLocked returns done if nothing delays the launch of a cell. Then the cell is launched, as the probe of each pause that is over.
+// Otherwise it returns what delayLocked does. The caller holds table.mu.
 func (s launchPauses) passLocked(e *entry) (got progress, report func()) {
 	all := []pausing{s.rights, s.blockers}
 	for _, p := range all {

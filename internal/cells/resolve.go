@@ -10,9 +10,9 @@ import (
 
 // resolving has the cloud resolve what groups are launched with.
 type resolving struct {
-	calls       *pipe.Pipe
-	launchCalls *launchCalls
-	unresolved  *unresolved
+	calls      *pipe.Pipe
+	builder    *callBuilder
+	unresolved *unresolved
 }
 
 // asks reports whether the cloud resolves launches.
@@ -35,14 +35,14 @@ func (s *resolving) resolve(ctx context.Context, l *launch) error {
 
 // conclude returns what has become of a group that could not be resolved.
 func (s *resolving) conclude(l *launch, failure error) []*outcome {
-	return s.unresolved.judge(l.open(), failure)
+	return s.unresolved.conclude(l.open(), failure)
 }
 
 // ask has the cloud resolve what a cell is launched with. The caller knows that it asks.
 func (s *resolving) ask(ctx context.Context, cell Cell) (cloud.Resolved, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return s.calls.Optional().Resolver.Resolve(ctx, s.launchCalls.launchSpec(cell, s.launchCalls.recipe.nameTag))
+	return s.calls.Optional().Resolver.Resolve(ctx, s.builder.spec(cell, s.builder.recipe.nameTag))
 }
 
 // image returns what a cell would boot if it were launched now; "" of a cloud that does not say.

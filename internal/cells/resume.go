@@ -34,12 +34,22 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	if err != nil {
 		return progress{}, err
 	}
+	if got, err := s.gather(l, e, intent.Index); err != nil || got != done {
+		return got, err
+	}
+	s.launching.resume(ctx, l, unknown)
+	return await("its launch"), nil
+}
+
+// gather hands the cells of a stored launch over to it, of which e was one, at a place, when its record was read. It waits until all of them
+// know that they are stored with it.
+func (s *resuming) gather(l *launch, e *entry, place int) (progress, error) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, other := range s.table.byID {
 		cell := other.cell()
-		if cell.Launch == nil || cell.Launch.ID != intent.ID || cell.Phase != apiv1.Launching {
-			if other.launch == intent.ID {
+		if cell.Launch == nil || cell.Launch.ID != l.id || cell.Phase != apiv1.Launching {
+			if other.launchID == l.id {
 				// It was stored with this one, and does not know that yet: without it
 				// the outcome of its machine would be nobody's.
 				return waitFor("another cell of its launch", time.Second), nil
@@ -51,15 +61,14 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 		}
 		l.group[cell.Launch.Index] = other
 	}
-	if l.group[intent.Index] == nil {
+	if l.group[place] == nil {
 		return anew, nil // its outcome was stored meanwhile
 	}
-	if l.group[intent.Index] != e {
-		return progress{}, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
+	if l.group[place] != e {
+		return progress{}, fmt.Errorf("two cells have place %d of launch %s", place, l.id)
 	}
 	for _, member := range l.open() {
 		member.giveToLaunchLocked()
 	}
-	s.launching.resume(ctx, l, unknown)
-	return await("its launch"), nil
+	return done, nil
 }

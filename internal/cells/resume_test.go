@@ -35,8 +35,8 @@ func (b *bench) intents() *intents {
 		b.Fatal(err)
 	}
 	b.generation.compared = true
-	calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-	return &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
+	calls := &callBuilder{owner: "me", recipe: b.recipe, ca: "ca"}
+	return &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, builder: calls}
 }
 
 func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
@@ -61,14 +61,14 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 			}
 		}, attempts{}, 0, false, apiv1.Terminating, 0},
 		"a later Kip has stored it": {func(b *bench, l *launch, _ []*entry) {
-			b.storeCall(l, launchVersion+1)
+			b.storeCall(l, callVersion+1)
 		}, attempts{}, 0, true, apiv1.Launching, 0},
 		"it has done so long ago": {func(b *bench, l *launch, group []*entry) {
-			b.storeCall(l, launchVersion+1)
+			b.storeCall(l, callVersion+1)
 		}, attempts{failed: 1, began: time.Unix(1, 0)}, 0, false, apiv1.Terminating, 0},
 		"the other cell does not know of it yet": {func(_ *bench, l *launch, group []*entry) {
 			before := group[1].cell().clone()
-			before.Phase, before.Launch, group[1].launch = apiv1.Requested, nil, l.id
+			before.Phase, before.Launch, group[1].launchID = apiv1.Requested, nil, l.id
 			group[1].current.Store(&before)
 		}, attempts{}, time.Second, false, apiv1.Launching, 0},
 	} {
@@ -84,7 +84,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 			t.Fatal(others[0].answer.Err)
 		}
 		for _, e := range group {
-			e.launch = ""
+			e.launchID = ""
 		}
 		tc.change(b, l, group)
 		*s.calls.tries.of(group[0]) = tc.tried
@@ -103,7 +103,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 // storeCall stores the call of a launch as one of a version.
 func (b *bench) storeCall(l *launch, version int) {
 	b.Helper()
-	var stored launchRecord
+	var stored storedCall
 	if _, err := b.records.store.Get(b.Context(), launchesPrefix+l.id, &stored); err != nil {
 		b.Fatal(err)
 	}

@@ -102,7 +102,8 @@ func (s *rights) learnLocked(o offeringKey, results cloud.LaunchResults, now tim
 	}
 }
 
-// delayLocked returns done if a cell may be launched, as far as Kip's rights go; else how long it waits for these. The caller holds table.mu.
+// delayLocked returns done if a cell may be launched, as far as Kip's rights go; else how long it waits for these. The caller holds
+// table.mu.
 func (s *rights) delayLocked(e *entry) (got progress, report func()) {
 	if s.pause.since.IsZero() {
 		return done, nil
@@ -122,8 +123,8 @@ func (s *rights) delayLocked(e *entry) (got progress, report func()) {
 	}
 }
 
-// markProbeLocked makes a cell the probe that is launched, or started, now, where it is time for one: that shows whether Kip has its rights.
-// The caller holds table.mu.
+// markProbeLocked makes a cell the probe that is launched, or started, now, where it is time for one: that shows whether Kip has its
+// rights. The caller holds table.mu.
 func (s *rights) markProbeLocked(e *entry) {
 	now := s.loop.clock.Now()
 	if !s.pause.since.IsZero() && !s.isProbedLocked(now) {
@@ -131,7 +132,7 @@ func (s *rights) markProbeLocked(e *entry) {
 	}
 }
 
-// delayStart returns done if a stopped cell is started now, perhaps as the probe; else how long it waits for Kip's rights, which it reports.
+// delayStart returns done if a stopped cell is started now, perhaps as the probe; else how long it waits for Kip's rights. It reports that.
 func (s *rights) delayStart(e *entry) progress {
 	s.table.mu.Lock()
 	got, report := done, func() {}

@@ -19,7 +19,7 @@ type storedCalls struct {
 // for minutes there was only one of a later Kip. The error is errMoved where its outcome is stored.
 func (s *storedCalls) read(ctx context.Context, e *entry, intent *Launch) (l *launch, unknown, err error) {
 	l = &launch{id: intent.ID, group: make([]*entry, intent.Cells), sentBefore: true}
-	var stored launchRecord
+	var stored storedCall
 	revision, err := s.store.Get(ctx, launchesPrefix+intent.ID, &stored)
 	if err != nil {
 		return nil, nil, err
@@ -30,9 +30,9 @@ func (s *storedCalls) read(ctx context.Context, e *entry, intent *Launch) (l *la
 			return nil, nil, err
 		}
 		unknown = fmt.Errorf("the call of launch %s is lost", intent.ID)
-	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
+	case stored.Version < 1 || stored.Version > callVersion || len(stored.Request.Machines) != intent.Cells:
 		unknown = fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
-			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
+			intent.ID, stored.Version, len(stored.Request.Machines), callVersion, intent.Cells)
 		// The Kip that knows it may lead again soon.
 		if now, tries := s.loop.clock.Now(), s.tries.of(e); tries.failed == 0 || now.Sub(tries.began) < giveUpUnknown {
 			tries.fail(now, unknown, s.loop.random)

@@ -11,24 +11,25 @@ import (
 // unresolved finds out what becomes of cells whose launch the cloud could not resolve.
 type unresolved struct {
 	loop     *loop
+	rights   *rights
 	answers  *launchAnswers
 	blockers *blockers
 	events   *reporter
 }
 
-// judge returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself. Anything
-// else is tried again for as long as it takes: a cloud that does not answer is not short of this offering.
-func (s *unresolved) judge(group []*entry, failure error) []*outcome {
+// conclude returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself.
+// Anything else is tried again for as long as it takes: a cloud that does not answer is not short of this offering.
+func (s *unresolved) conclude(group []*entry, failure error) []*outcome {
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
 	as, waiting, refused := judge(results[0], false, false, false), []*entry(nil), group
 	if as == isOpen {
 		as = isRefused
 		waiting, refused = byOtherArch(group, failure)
 	} else if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.answers.rights.noteAnswer(keyOf(offering), results)
+		s.rights.noteAnswer(keyOf(offering), results)
 	}
 	if len(waiting) > 0 {
-		s.delay(waiting, failure)
+		s.wait(waiting, failure)
 	}
 	for _, e := range refused {
 		e.resolving = attempts{} // the next offering is another question
@@ -54,8 +55,8 @@ func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 	return stay, others
 }
 
-// delay has a group wait until its launch is resolved once more, and reports that.
-func (s *unresolved) delay(group []*entry, failure error) {
+// wait has a group wait until its launch is resolved once more, and reports that.
+func (s *unresolved) wait(group []*entry, failure error) {
 	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {

@@ -68,7 +68,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 
 // newLaunching returns what launches cells of the queue.
 func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
-	calls := &launchCalls{
+	builder := &callBuilder{
 		owner:  cfg.ControllerID,
 		ca:     cfg.CAHash,
 		recipe: c.recipe,
@@ -91,22 +91,23 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 			sizes: sizes,
 		},
 		resolving: &resolving{
-			calls:       cfg.Calls,
-			launchCalls: calls,
+			calls:   cfg.Calls,
+			builder: builder,
 			unresolved: &unresolved{
 				loop:     c.loop,
+				rights:   s.rights,
 				answers:  answers,
 				blockers: s.blockers,
 				events:   c.events,
 			},
 		},
 		intents: &intents{
-			table:       c.table,
-			clock:       cfg.Clock,
-			records:     c.records,
-			generation:  c.generation,
-			calls:       cfg.Calls,
-			launchCalls: calls,
+			table:      c.table,
+			clock:      cfg.Clock,
+			records:    c.records,
+			generation: c.generation,
+			calls:      cfg.Calls,
+			builder:    builder,
 		},
 		sending: &sending{
 			clock: cfg.Clock,
