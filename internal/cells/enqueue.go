@@ -27,7 +27,7 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	if ending != "" {
 		return done, s.removals.remove(ctx, e, ending)
 	}
-	next, err := toLaunchOf(e)
+	next, err := queuedCellOf(e)
 	if err != nil {
 		return progress{}, err
 	}
@@ -53,7 +53,7 @@ func (s *enqueuing) checkQueue(e *entry) (launching bool, ending string) {
 
 // add queues a cell for launch, or reports why it must wait. Under the same lock it hands the cell to its launch and makes it the
 // probe if one is due, so two cells never become the probe.
-func (s *enqueuing) add(next toLaunch) progress {
+func (s *enqueuing) add(next queuedCell) progress {
 	s.table.mu.Lock()
 	if next.e.ending != "" {
 		s.table.mu.Unlock()

@@ -95,7 +95,7 @@ func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 		for n, label := range tc.labels {
 			cell := Cell{ID: fmt.Sprintf("%c%d", label, n), Account: labels("team", string(label)), Offerings: []Offering{{InstanceType: "nano"}}}
 			cell.NoLabels = unicode.IsUpper(label)
-			item, err := toLaunchOf(newEntry(cell, 0))
+			item, err := queuedCellOf(newEntry(cell, 0))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ func (b *bench) queued(ids ...string) []*entry {
 	b.Helper()
 	group := b.grouped(ids...)
 	for _, e := range group {
-		next, err := toLaunchOf(e)
+		next, err := queuedCellOf(e)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -42,7 +42,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		other.Offerings = []Offering{{InstanceType: "large"}}
 		all[2].current.Store(&other)
 		b.launches.remove(all[2])
-		next, _ := toLaunchOf(all[2])
+		next, _ := queuedCellOf(all[2])
 		b.launches.add(next)
 		ctx, cancel := context.WithCancel(t.Context())
 		if tc.ended {

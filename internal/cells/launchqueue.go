@@ -14,19 +14,20 @@ type launchQueue struct {
 	wake chan struct{}
 
 	mu    sync.Mutex
-	items []toLaunch
+	items []queuedCell
 	turns []string // the namespaces of items, that which was launched least lately first
 }
 
-type toLaunch struct {
+// queuedCell is a cell in the queue.
+type queuedCell struct {
 	e         *entry
 	namespace string // of its pod; "" of a standby cell
 	labels    string // of its pod, those that costs are kept by
-	together
+	callKey
 }
 
-// together is what the cells of one call have in common.
-type together struct {
+// callKey is what cells have in common that may be launched in one call.
+type callKey struct {
 	offeringKey
 	diskBytes int64
 	options   string
@@ -36,13 +37,14 @@ type together struct {
 
 func newLaunchQueue() *launchQueue { return &launchQueue{wake: make(chan struct{}, 1)} }
 
-func toLaunchOf(e *entry) (toLaunch, error) {
+// queuedCellOf returns a cell as it is queued, with what its record says now.
+func queuedCellOf(e *entry) (queuedCell, error) {
 	cell := e.cell()
 	options, err := json.Marshal(cell.Options)
 	if err != nil {
-		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
+		return queuedCell{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
-	return toLaunch{e, cell.Pod.Namespace, cell.Account.labels(), together{
+	return queuedCell{e, cell.Pod.Namespace, cell.Account.labels(), callKey{
 		offeringKey: keyOf(cell.Offering()),
 		diskBytes:   cell.Offering().DiskBytes,
 		options:     string(options),
@@ -51,7 +53,8 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 	}}, nil
 }
 
-func (q *launchQueue) add(i toLaunch) {
+// add adds a cell as the last of its namespace.
+func (q *launchQueue) add(i queuedCell) {
 	q.mu.Lock()
 	q.items = append(q.items, i)
 	if ns := i.namespace; !slices.Contains(q.turns, ns) {
@@ -64,17 +67,17 @@ func (q *launchQueue) add(i toLaunch) {
 	}
 }
 
-// remove takes a cell back; false if it is being launched already.
+// remove takes a cell out of the queue. It returns false if the cell is not there: then it is being launched already.
 func (q *launchQueue) remove(e *entry) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := slices.IndexFunc(q.items, func(i toLaunch) bool { return i.e == e })
+	n := slices.IndexFunc(q.items, func(i queuedCell) bool { return i.e == e })
 	if n < 0 {
 		return false
 	}
 	ns := q.items[n].namespace
 	q.items = slices.Delete(q.items, n, n+1)
-	if !slices.ContainsFunc(q.items, func(i toLaunch) bool { return i.namespace == ns }) {
+	if !slices.ContainsFunc(q.items, func(i queuedCell) bool { return i.namespace == ns }) {
 		q.turns = slices.DeleteFunc(q.turns, func(of string) bool { return of == ns })
 	}
 	return true
@@ -117,17 +120,17 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 	}
 	head := q.headLocked()
 	n := allow(min(q.alikeLocked(head), most(head.offeringKey)))
-	taken := []toLaunch{head}
+	taken := []queuedCell{head}
 	take := func(alike bool) {
-		q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
-			if i.together != head.together || len(taken) == n || alike && i.labels != head.labels {
+		q.items = slices.DeleteFunc(q.items, func(i queuedCell) bool {
+			if i.callKey != head.callKey || len(taken) == n || alike && i.labels != head.labels {
 				return false
 			}
 			taken = append(taken, i)
 			return true
 		})
 	}
-	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == head.e })
+	q.items = slices.DeleteFunc(q.items, func(i queuedCell) bool { return i.e == head.e })
 	take(true)
 	take(false)
 	q.rotateLocked(taken)
@@ -139,14 +142,14 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 
 // headLocked is the cell that is launched next: of the namespace whose turn it is, that which has
 // waited longest. The caller holds mu, and something waits.
-func (q *launchQueue) headLocked() toLaunch {
-	return q.items[slices.IndexFunc(q.items, func(i toLaunch) bool { return i.namespace == q.turns[0] })]
+func (q *launchQueue) headLocked() queuedCell {
+	return q.items[slices.IndexFunc(q.items, func(i queuedCell) bool { return i.namespace == q.turns[0] })]
 }
 
 // alikeLocked is how many cells go with one, itself among them. The caller holds mu.
-func (q *launchQueue) alikeLocked(one toLaunch) (n int) {
+func (q *launchQueue) alikeLocked(one queuedCell) (n int) {
 	for _, i := range q.items {
-		if i.together == one.together {
+		if i.callKey == one.callKey {
 			n++
 		}
 	}
@@ -155,7 +158,7 @@ func (q *launchQueue) alikeLocked(one toLaunch) (n int) {
 
 // rotateLocked puts the namespaces of a group at the end, and forgets those of which nothing
 // waits. The caller holds mu.
-func (q *launchQueue) rotateLocked(group []toLaunch) {
+func (q *launchQueue) rotateLocked(group []queuedCell) {
 	waiting, served := map[string]bool{}, map[string]bool{}
 	for _, i := range q.items {
 		waiting[i.namespace] = true

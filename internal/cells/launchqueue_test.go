@@ -40,7 +40,7 @@ func TestNamespacesTakeTurnsAtBeingLaunched(t *testing.T) {
 		for _, kind := range types {
 			added[ns]++
 			id := fmt.Sprint(ns, added[ns])
-			item, err := toLaunchOf(newEntry(Cell{ID: id, Pod: apiv1.PodReference{Namespace: ns}, Offerings: []Offering{{InstanceType: kind}}}, 0))
+			item, err := queuedCellOf(newEntry(Cell{ID: id, Pod: apiv1.PodReference{Namespace: ns}, Offerings: []Offering{{InstanceType: kind}}}, 0))
 			if err != nil {
 				t.Fatal(err)
 			}
