@@ -481,7 +481,7 @@ CONFORMANCE = @CGO_ENABLED=0 $(GO) build -trimpath -o .kip/conformance/bin/confo
 MODE ?= kip
 SUITE ?= conformance
 .PHONY: conformance
-conformance: build conformance-tools ## upstream's conformance tests (SUITE=beyond: others; MODE=nodes, ONLY=failed|missing|other|all, FOCUS=, SKIP=, SHARD=k/n, SERIAL=1, PROCS=); as root
+conformance: build conformance-tools ## upstream's conformance tests (SUITE=beyond: others; MODE=nodes, ONLY=failed|missing|never|other|all, FOCUS=, SKIP=, SHARD=k/n, SERIAL=1, PROCS=); as root
 	$(CONFORMANCE) -suite=$(SUITE) -mode=$(MODE) $(if $(ONLY),-only=$(ONLY)) $(if $(FOCUS),-focus='$(FOCUS)') $(if $(SKIP),-skip='$(SKIP)') $(if $(SHARD),-shard=$(SHARD)) \
 		$(if $(SERIAL),-procs=1,$(if $(PROCS),-procs=$(PROCS))) $(ARGS)
 

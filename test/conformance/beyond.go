@@ -88,6 +88,7 @@ func (b *beyond) choose(release []string) error {
 	for _, e := range b.Leave {
 		unused("leave", e.Specs, release, e.names)
 	}
+	b.specs = nil
 	for _, s := range release {
 		if _, left := named(b.Leave, s); taken[s] && !left {
 			b.specs = append(b.specs, s)
@@ -187,7 +188,10 @@ func (o options) differing(specs []string) ([]string, error) {
 
 // publishBeyond takes the results of each mode that has some into the repository, and writes the page. A part of the specs
 // is enough, and each may be of another commit: the page says of how many, and which commits.
-func (o options) publishBeyond() error {
+func (o options) publishBeyond(ctx context.Context) error {
+	if err := o.chooseBeyond(ctx); err != nil {
+		return err
+	}
 	for mode := range modes {
 		o.mode = mode
 		results, err := loadResults(o.results(), mode)
@@ -217,12 +221,17 @@ func (r Results) clean() error {
 	return nil
 }
 
-// brief is what the page needs: the last attempt of each spec that is not left out, and the runs that these are of.
+// brief is what the page needs: the last attempt of each spec that is chosen, the runs that these are of, and for Kip what has
+// never run.
 func (b *beyond) brief(r Results) Results {
 	out := Results{Release: r.Release, Mode: r.Mode, Specs: map[string]Result{}}
 	used := map[int]bool{}
-	for s, result := range r.Specs {
-		if _, left := named(b.Leave, s); left {
+	for _, s := range b.specs {
+		result, ran := r.Specs[s]
+		if !ran {
+			if r.Mode == "kip" {
+				out.Missing = append(out.Missing, s)
+			}
 			continue
 		}
 		if result.History = nil; result.State == skipped {

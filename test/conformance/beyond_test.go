@@ -87,7 +87,7 @@ func TestWhatIsExplainedFailsNoRunBeyondConformance(t *testing.T) {
 		"known": {Attempt: Attempt{State: "failed"}}, "s": {Attempt: Attempt{State: skipped}}, "x": {Attempt: Attempt{State: "failed"}},
 	}}
 	specs := []string{"known", "s", "x", "y"}
-	for only, want := range map[string]string{"": "x y", "failed": "known s x", "all": "known s x y", "missing": "y"} {
+	for only, want := range map[string]string{"": "x y", "failed": "known s x", "all": "known s x y", "missing": "y", "never": "y"} {
 		c := choice{only: only, shard: shard{1, 1}, fine: options{mode: "kip", beyond: b}.fine}
 		if got := strings.Join(c.from(specs, results, "c"), " "); got != want {
 			t.Errorf("-only=%s chose %q, want %q", only, got, want)
@@ -110,7 +110,7 @@ func TestOneModeRunsWhatTheOtherDidNotPass(t *testing.T) {
 }
 
 func TestPartsBeyondConformanceArePublished(t *testing.T) {
-	b, err := readBeyond([]byte("leave: [{specs: Windows, why: w}]"))
+	b, err := readBeyond([]byte("take: [node]\nleave: [{specs: Windows, why: w}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,8 @@ func TestPartsBeyondConformanceArePublished(t *testing.T) {
 	if err := results.save(o.results()); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.publishBeyond(); err != nil {
+	script(t, o.dir("bin", "e2e.test"), "echo specs:; for s in x y 'z Windows' new; do echo \"    a.go:1: [sig-node] $s\"; done\n")
+	if err := o.publishBeyond(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	got, err := loadResults(o.published("kip"), "kip")
@@ -137,14 +138,15 @@ func TestPartsBeyondConformanceArePublished(t *testing.T) {
 	}
 	page, err := os.ReadFile(filepath.Join(o.root, "docs", "conformance-beyond.md"))
 	if err != nil || !regexp.MustCompile(`(?m)^\| node \| 1 \| 0 \| 1 \| 0 \| 0 \| 0 \|$`).Match(page) || !strings.Contains(string(page),
-		"boom") {
+		"boom") || !strings.Contains(string(page), "chooses 3 specs") || !strings.Contains(string(page), "\n2 have run") ||
+		!strings.Contains(string(page), "\n## What has not run yet\n\n- \\[sig-node\\] new\n") {
 		t.Errorf("the page is %v\n%s", err, page)
 	}
 	results.Runs[2].Commit += dirty
 	if err := results.save(o.results()); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.publishBeyond(); err == nil {
+	if err := o.publishBeyond(t.Context()); err == nil {
 		t.Error("results of a tree with changes are published")
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -15,7 +16,8 @@ cluster and Kip does not, with reasons.
 
 ` + "```\nmake conformance SUITE=beyond FOCUS='sig-node.*Sysctls'              # with Kip\n" +
 		"make conformance SUITE=beyond FOCUS='sig-node.*Sysctls' MODE=nodes   # with ordinary nodes\n```\n\n" +
-		"The specs are those of e2e.test " + Release + ", unmodified, that `test/conformance/beyond.yaml` chooses. They run in parts,\nand not all have run; ordinary nodes run what does not pass with Kip.\n\n")
+		"`test/conformance/beyond.yaml` chooses " + strconv.Itoa(len(kip.Specs)+len(kip.Missing)) + " specs of e2e.test " + Release +
+		", unmodified.\n" + ranWithKip(kip) + "\nOrdinary nodes run what does not pass with Kip.\n\n")
 	writeCounts(&p, nodes, kip)
 	p.WriteString("\n## What an ordinary node passes and Kip does not\n\n")
 	failing := notFine(kip, nil)
@@ -37,11 +39,26 @@ cluster and Kip does not, with reasons.
 		}
 		p.WriteString("\n")
 	}
+	if len(kip.Missing) > 0 {
+		p.WriteString("## What has not run yet\n\n")
+		for _, s := range kip.Missing {
+			fmt.Fprintf(&p, "- %s\n", escape(s))
+		}
+		p.WriteString("\n")
+	}
 	p.WriteString("## What is not run\n\n| specs | reason |\n| --- | --- |\n")
 	for _, e := range b.Leave {
 		fmt.Fprintf(&p, "| `%s` | %s |\n", strings.ReplaceAll(e.Specs, "|", `\|`), oneLine(e.Why))
 	}
 	return p.String()
+}
+
+// ranWithKip says how many of the chosen specs have run.
+func ranWithKip(kip Results) string {
+	if len(kip.Missing) == 0 {
+		return "All have run with Kip."
+	}
+	return fmt.Sprintf("%d have run with Kip; [the others](#what-has-not-run-yet) have not run yet.", len(kip.Specs))
 }
 
 // notFine are those specs, in order, that ran and neither passed nor left themselves out, and are none of the known.

@@ -22,10 +22,15 @@ type tree struct {
 }
 
 var (
-	// full is what most images stand on, which upstream has from Alpine.
-	full = tree{name: "debian", variant: "essential", packages: []string{
-		"curl", "bind9-dnsutils", "netcat-openbsd", "iproute2", "iptables", "iputils-ping", "nginx-light", "procps",
-	}}
+	// full is the base of most images. Upstream's base is Alpine, whose wget is busybox's: it does not try again as GNU's does.
+	full = tree{
+		name:    "debian",
+		variant: "essential",
+		packages: []string{
+			"busybox", "curl", "bind9-dnsutils", "netcat-openbsd", "iproute2", "iptables", "iputils-ping", "nginx-light", "procps",
+		},
+		hooks: []string{`ln -s busybox "$1/usr/bin/wget"`},
+	}
 	// busybox is small. Some specs want environment variables with a dash in their
 	// names, which Debian's busybox shell drops and upstream's keeps, and call sh;
 	// another wants what busybox's shell says of an error, and calls /bin/sh.

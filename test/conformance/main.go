@@ -104,7 +104,7 @@ func command(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("conformance", flag.ContinueOnError)
 	fs.StringVar(&o.mode, "mode", "kip", "`nodes`: "+strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
 	fs.StringVar(&o.choice.only, "only", "",
-		"`which` by the results so far: failed, missing or all; other: what did not pass in the other mode and not here; "+
+		"`which` by the results so far: failed, missing, never or all; other: what did not pass in the other mode and not here; "+
 			"default: all that have not passed on this commit")
 	which := fs.String("suite", "conformance", "`which` of upstream's specs: conformance, or beyond, by beyond.yaml")
 	focus := fs.String("focus", "", "only specs whose names match this `expression`")
@@ -131,7 +131,7 @@ func command(ctx context.Context, args []string) error {
 		return fmt.Errorf("-mode is %q: want %s", o.mode, strings.Join(slices.Sorted(maps.Keys(modes)), " or "))
 	}
 	if choices[o.choice.only] == nil {
-		return fmt.Errorf("-only is %q: want failed, missing, other or all, or nothing", o.choice.only)
+		return fmt.Errorf("-only is %q: want failed, missing, never, other or all, or nothing", o.choice.only)
 	}
 	if o.beside && (o.mode != "kip" || o.publish) {
 		return errors.New("-beside: want -mode=kip, and no -publish")
@@ -161,7 +161,7 @@ func command(ctx context.Context, args []string) error {
 	case *writeSpecs:
 		return o.writeSpecs(ctx)
 	case o.beyond != nil && o.publish:
-		return o.publishBeyond()
+		return o.publishBeyond(ctx)
 	case o.beyond != nil && *writePage:
 		return o.writeBeyondPage()
 	case o.publish:

@@ -99,6 +99,7 @@ var choices = map[string]func(result Result, ran, here bool) bool{
 	"":        func(r Result, _, here bool) bool { return !here || r.State != passed },
 	"failed":  func(r Result, ran, _ bool) bool { return ran && r.State != passed },
 	"missing": func(_ Result, _, here bool) bool { return !here },
+	"never":   func(_ Result, ran, _ bool) bool { return !ran },
 	"other":   func(r Result, _, here bool) bool { return !here || r.State != passed },
 	"all":     func(Result, bool, bool) bool { return true },
 }
