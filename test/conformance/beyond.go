@@ -234,9 +234,7 @@ func (b *beyond) brief(r Results) Results {
 			}
 			continue
 		}
-		if result.History = nil; result.State == skipped {
-			result.Failure = ""
-		}
+		result.History = nil
 		out.Specs[s], used[result.Run] = result, true
 	}
 	at := map[int]int{}

@@ -122,23 +122,25 @@ func TestPartsBeyondConformanceArePublished(t *testing.T) {
 		Specs: map[string]Result{
 			"[sig-node] x":         {Attempt: Attempt{State: passed, Run: 2}, Attempts: 2, History: []Attempt{{State: "failed"}}},
 			"[sig-node] y":         {Attempt: Attempt{State: "failed", Failure: "boom", Run: 1}, Attempts: 1},
+			"[sig-node] w":         {Attempt: Attempt{State: skipped, Failure: "needs <3> zones", Run: 1}, Attempts: 1},
 			"[sig-node] z Windows": {Attempt: Attempt{State: "failed"}, Attempts: 1},
 		}}
 	if err := results.save(o.results()); err != nil {
 		t.Fatal(err)
 	}
-	script(t, o.dir("bin", "e2e.test"), "echo specs:; for s in x y 'z Windows' new; do echo \"    a.go:1: [sig-node] $s\"; done\n")
+	script(t, o.dir("bin", "e2e.test"), "echo specs:; for s in w x y 'z Windows' new; do echo \"    a.go:1: [sig-node] $s\"; done\n")
 	if err := o.publishBeyond(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	got, err := loadResults(o.published("kip"), "kip")
-	if err != nil || len(got.Runs) != 2 || len(got.Specs) != 2 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" ||
+	if err != nil || len(got.Runs) != 2 || len(got.Specs) != 3 || got.on() != "b, c" || got.commit("[sig-node] x") != "c" ||
 		got.commit("[sig-node] y") != "b" {
 		t.Errorf("published %+v, %v", got, err)
 	}
 	page, err := os.ReadFile(filepath.Join(o.root, "docs", "conformance-beyond.md"))
-	if err != nil || !regexp.MustCompile(`(?m)^\| node \| 1 \| 0 \| 1 \| 0 \| 0 \| 0 \|$`).Match(page) || !strings.Contains(string(page),
-		"boom") || !strings.Contains(string(page), "chooses 3 specs") || !strings.Contains(string(page), "\n2 have run") ||
+	if err != nil || !regexp.MustCompile(`(?m)^\| node \| 1 \| 1 \| 1 \| 0 \| 0 \| 0 \|$`).Match(page) || !strings.Contains(string(page),
+		"boom") || !strings.Contains(string(page), "chooses 4 specs") || !strings.Contains(string(page), "\n3 have run") ||
+		!strings.Contains(string(page), "\n| needs &lt;3&gt; zones | 1 |\n") ||
 		!strings.Contains(string(page), "\n## What has not run yet\n\n- \\[sig-node\\] new\n") {
 		t.Errorf("the page is %v\n%s", err, page)
 	}

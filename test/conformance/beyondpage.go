@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,6 +48,7 @@ cluster and Kip does not, with reasons.
 		}
 		p.WriteString("\n")
 	}
+	writeSkips(&p, kip)
 	p.WriteString("## What is not run\n\n| specs | reason |\n| --- | --- |\n")
 	for _, e := range b.Leave {
 		fmt.Fprintf(&p, "| `%s` | %s |\n", strings.ReplaceAll(e.Specs, "|", `\|`), oneLine(e.Why))
@@ -59,6 +62,24 @@ func ranWithKip(kip Results) string {
 		return "All have run with Kip."
 	}
 	return fmt.Sprintf("%d have run with Kip; [the others](#what-has-not-run-yet) have not run yet.", len(kip.Specs))
+}
+
+// writeSkips says what specs say that leave themselves out, and how many do.
+func writeSkips(p *strings.Builder, kip Results) {
+	count := map[string]int{}
+	for _, r := range kip.Specs {
+		if r.State == skipped {
+			count[cmp.Or(shortened(r.Failure), "(not recorded)")]++
+		}
+	}
+	if len(count) == 0 {
+		return
+	}
+	p.WriteString("## What leaves itself out on this cluster\n\n| what it says | specs |\n| --- | --- |\n")
+	for _, why := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(p, "| %s | %d |\n", escape(why), count[why])
+	}
+	p.WriteString("\n")
 }
 
 // notFine are those specs, in order, that ran and neither passed nor left themselves out, and are none of the known.
