@@ -297,6 +297,38 @@ func TestOnlyTheHostReachesTheAgentsOnItsBridge(t *testing.T) {
 	n.reaches("without the rules a sibling", sibling, own[0], agentPort)
 }
 
+func TestAMachineReachesItselfByANodePortOfItsHost(t *testing.T) {
+	const shown, port = "/proc/sys/net/bridge/bridge-nf-call-iptables", 30000
+	if _, err := os.Stat(shown); err != nil {
+		t.Skip("the kernel shows bridged packets to no rules of IP: it has no br_netfilter")
+	}
+	n := newNeighbours(t)
+	n.listens(otherPort)
+	gateway := network{n.cfg.CIDR}.gateway().String()
+	n.in(n.host, func() error {
+		nft := exec.CommandContext(t.Context(), "nft", "-f", "-")
+		nft.Stdin = strings.NewReader(fmt.Sprintf(`table ip nodeport {
+			chain pre {
+				type nat hook prerouting priority dstnat;
+				ip daddr %s tcp dport %d dnat to %s:%d;
+			}
+			chain post {
+				type nat hook postrouting priority srcnat;
+				ct status dnat masquerade;
+			}
+		}`, gateway, port, n.addresses[1], otherPort))
+		out, err := nft.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		return os.WriteFile(shown, []byte("1"), 0)
+	})
+	n.reaches("a sibling", n.machines[0], gateway, port)
+	if err := n.dial(n.machines[1], gateway, port, 5*time.Second); err != nil {
+		n.Errorf("the machine does not reach itself at %s port %d: %v", gateway, port, err)
+	}
+}
+
 func TestAnAgentIsReachedByNoOddFrame(t *testing.T) {
 	n := newNeighbours(t)
 	tag := []byte{0x81, 0x00, 0, 0} // of priority 0, in no VLAN

@@ -271,6 +271,11 @@ func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error 
 	if err := netlink.LinkSetAlias(veth, cfg.alias()); err != nil {
 		return fmt.Errorf("mark network device %s of %s: %w", attrs.Name, id, err)
 	}
+	// A machine may ask for itself at a node port of the host. A host with br_netfilter bridges that packet back instead of routing
+	// it, and a bridge sends nothing back to the port that it came from, unless that port is in hairpin mode.
+	if err := netlink.LinkSetHairpin(veth, true); err != nil {
+		return fmt.Errorf("set hairpin mode for network device %s of %s: %w", attrs.Name, id, err)
+	}
 	return nil
 }
 
