@@ -196,6 +196,13 @@ type Agent struct {
 	// devicePlugin offers the machine's GPUs; nil where there are none.
 	devicePlugin *supervise.Process
 	boot         agentapi.Boot // with the first configuration
+	pages        reservedPages
+}
+
+// reservedPages are the huge pages of the configuration in force.
+type reservedPages struct {
+	has     []agentapi.HugePages
+	refused string // why there are none of a size; "" where there are, or might be
 }
 
 // component is a part that runs with a configuration of Kip.

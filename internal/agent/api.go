@@ -87,6 +87,9 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(agentapi.Configured{
 		Boot:  a.boot,
 		Agent: agentapi.RunningAgent{Version: a.o.Version, SHA256: a.upgrade.Self()},
+
+		HugePages:   a.pages.has,
+		NoHugePages: a.pages.refused,
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
+	"github.com/elotl/kip/internal/agent/kernel"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/atomicfile"
 )
@@ -133,10 +134,32 @@ func (a *Agent) apply(c agentapi.Config) error {
 	}
 	a.kubelet.stop()
 	a.kubelet = nil
+	if err := a.reservePages(c); err != nil {
+		return err
+	}
 	if err := a.startKubelet(c); err != nil {
 		return err
 	}
 	a.config = &c
+	return nil
+}
+
+// reservePages has the kernel reserve the huge pages of a configuration. What the machine cannot have is no error: Kip is told of it,
+// and decides. The caller holds the lock.
+func (a *Agent) reservePages(c agentapi.Config) error {
+	a.pages = reservedPages{}
+	if len(c.HugePages) == 0 {
+		return nil
+	}
+	has, err := a.kernel.Reserve(c.HugePages, c.ReservedMemoryBytes)
+	switch {
+	case errors.Is(err, kernel.ErrRefused):
+		a.pages.refused = err.Error()
+	case err != nil:
+		return err
+	}
+	a.pages.has = has
+	a.o.Log.Info("huge pages", "asked", c.HugePages, "has", has, "refused", a.pages.refused)
 	return nil
 }
 

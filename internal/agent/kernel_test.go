@@ -82,3 +82,59 @@ func TestAMachineThatSharesItsKernelSetsNothingOfOthers(t *testing.T) {
 		t.Errorf("it is %q, %v", b, err)
 	}
 }
+
+// A kubelet counts huge pages when it starts, so another one starts when there are others.
+func TestTheKernelHasThePodsHugePagesBeforeItsKubeletStarts(t *testing.T) {
+	m := newMachine(t)
+	m.file("proc/self/status", "CapEff:\t000001ffffffffff\n", 0o444)
+	m.file("proc/meminfo", "MemTotal: 4194304 kB\n", 0o444)
+	m.file("serving", "", 0o444)
+	const file = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+	m.file(file, "0\n", 0o644)
+	a := m.agent(false)
+	stop := m.run(a)
+	configured := func(c agentapi.Config) (told agentapi.Configured) {
+		t.Helper()
+		w := put(t, a, c)
+		if err := json.Unmarshal(w.Body.Bytes(), &told); err != nil || w.Code != http.StatusOK {
+			t.Fatalf("%d, %s, %v", w.Code, w.Body, err)
+		}
+		return told
+	}
+	c := config()
+	// A standby cell, of which a pod is not known yet.
+	if told := configured(c); told.HugePages != nil || told.NoHugePages != "" {
+		t.Errorf("without huge pages it says %+v", told)
+	}
+	eventually(t, "a kubelet runs", m.didIt("kubelet started"))
+	// What the kernel has when a kubelet starts.
+	m.file("itzo", strings.Replace(m.read("itzo"), `did "$1 started"`, `did "$1 started with $(cat `+m.path(file)+`) pages"`, 1), 0o755)
+	c.HugePages = []agentapi.HugePages{{PageBytes: 2 << 20, Pages: 32}}
+	for range 2 { // nothing changes when it is told again
+		if told := configured(c); len(told.HugePages) != 1 || told.HugePages[0] != c.HugePages[0] || told.NoHugePages != "" {
+			t.Errorf("it says %+v", told)
+		}
+	}
+	eventually(t, "another kubelet runs", m.didIt("kubelet started with 32 pages"))
+	stop()
+	m.file(file, "0\n", 0o644) // the machine was started anew
+	a = m.agent(false)
+	m.run(a)
+	eventually(t, "its kernel has them again", func() bool { return m.read(file) == "32\n" })
+	if told := configured(c); len(told.HugePages) != 1 || told.HugePages[0].Pages != 32 {
+		t.Errorf("it says %+v", told)
+	}
+	c.HugePages = []agentapi.HugePages{{PageBytes: 1 << 30, Pages: 1}}
+	if told := configured(c); told.HugePages != nil || told.NoHugePages != "reserve hugepages-1Gi: the kernel has no pages of this size" {
+		t.Errorf("of another size it says %+v", told)
+	}
+}
+
+func (m *machine) read(name string) string {
+	m.t.Helper()
+	b, err := os.ReadFile(m.path(name))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(b)
+}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -161,6 +162,9 @@ type Config struct {
 	// UnsafeSysctls are those that the kubelet lets the pod set in its own namespaces, besides the ones that Kubernetes
 	// calls safe: names, all of them namespaced.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
+	// HugePages are those that the kernel reserves before the kubelet starts, at least, one entry a size. An agent of before this
+	// key reserves none, and says nothing of them in Configured.
+	HugePages []HugePages `json:"hugePages,omitempty"`
 	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
 	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
 	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
@@ -175,6 +179,23 @@ type Registry struct {
 	// Certificate and Key are what the cell shows, PEM; both or neither.
 	Certificate string `json:"certificate,omitempty"`
 	Key         string `json:"key,omitempty"`
+}
+
+// HugePages are huge pages of one size.
+type HugePages struct {
+	PageBytes int64 `json:"pageBytes"`
+	Pages     int64 `json:"pages"`
+}
+
+// Resource is the name by which pods ask for pages of this size: hugepages-2Mi.
+func (h HugePages) Resource() string {
+	unit, size := "Ki", h.PageBytes>>10
+	for _, larger := range []string{"Mi", "Gi"} {
+		if size%1024 == 0 {
+			unit, size = larger, size/1024
+		}
+	}
+	return "hugepages-" + strconv.FormatInt(size, 10) + unit
 }
 
 // Agent is another agent than that of a cell's image: the program itzo, without the kubelet
@@ -224,6 +245,10 @@ type Configured struct {
 	Boot Boot `json:"boot,omitzero"`
 	// Agent is the one that answers.
 	Agent RunningAgent `json:"agent,omitzero"`
+	// HugePages are how many the kernel has of each size of Config.HugePages. NoHugePages is why the machine can have none of a
+	// size; "" where it has them, or might.
+	HugePages   []HugePages `json:"hugePages,omitempty"`
+	NoHugePages string      `json:"noHugePages,omitempty"`
 }
 
 // RunningAgent is the agent that runs on a cell, as it says itself: for people, and for nothing

@@ -101,11 +101,12 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error
 		told.Boot = Boot{}
 	}
 	told.Agent = told.Agent.shown()
+	told.NoHugePages = printable(told.NoHugePages[:min(len(told.NoHugePages), maxFailure)])
 	return told, nil
 }
 
 const (
-	// maxFailures and maxFailure bound what is read of a CloudInitDone: lines, and bytes of each.
+	// maxFailures and maxFailure bound what is read of a CloudInitDone and the like: lines, and bytes of each.
 	maxFailures = 20
 	maxFailure  = 300
 )

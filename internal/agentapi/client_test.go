@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -62,6 +63,19 @@ var calls = []call{
 		asks: `PUT /v1/config {"nodeName":"kip-0","nodeIP":"10.0.0.1","podIP":"10.0.0.2","clusterDomain":"","reservedMemoryBytes":0}`,
 		told: `{"boot":{"kernel":1,"userSpace":2,"network":3,"joined":4},"of a newer agent":1}`,
 		want: `{"boot":{"kernel":1,"userSpace":2,"network":3,"joined":4}}`,
+	},
+	{
+		name: "PutConfig with huge pages",
+		does: func(ctx context.Context, c Client) (any, error) {
+			return c.PutConfig(ctx, Config{
+				NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.0.0.1"), PodIP: netip.MustParseAddr("10.0.0.2"),
+				HugePages: []HugePages{{PageBytes: 2097152, Pages: 32}},
+			})
+		},
+		asks: `PUT /v1/config {"nodeName":"kip-0","nodeIP":"10.0.0.1","podIP":"10.0.0.2","clusterDomain":"","reservedMemoryBytes":0,` +
+			`"hugePages":[{"pageBytes":2097152,"pages":32}]}`,
+		told: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a\u001bb"}`,
+		want: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a?b"}`,
 	},
 	{
 		name: "PutCloudInit",
@@ -233,7 +247,7 @@ func TestAStartThatCannotBeIsNotSaid(t *testing.T) {
 		`{"boot":{"joined":1},"x":"` + strings.Repeat("x", maxAnswer) + `"}`, // too long
 	} {
 		got, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, told) }).PutConfig(t.Context(), Config{})
-		if got != (Configured{}) || err != nil {
+		if !reflect.DeepEqual(got, Configured{}) || err != nil {
 			t.Errorf("%.80s: %+v, %v", told, got, err)
 		}
 	}
@@ -250,7 +264,7 @@ func TestAnAgentIsShownOnlyAsWhatAnAgentCanBe(t *testing.T) {
 	} {
 		body := `{"agent":` + told + `,"boot":{"kernel":-1}}`
 		got, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }).PutConfig(t.Context(), Config{})
-		if got != (Configured{Agent: want}) || err != nil {
+		if !reflect.DeepEqual(got, Configured{Agent: want}) || err != nil {
 			t.Errorf("%.80s: %+v, %v", told, got, err)
 		}
 	}
@@ -325,6 +339,16 @@ func TestAKubeletURLStaysInTheKubelet(t *testing.T) {
 	} {
 		if u := KubeletURL(segments...); u.Path != want {
 			t.Errorf("%q leads to %s, want %s", segments, u, want)
+		}
+	}
+}
+
+func TestHugePagesAreNamedAsPodsAskForThem(t *testing.T) {
+	for bytes, want := range map[int64]string{
+		64 << 10: "hugepages-64Ki", 2 << 20: "hugepages-2Mi", 512 << 20: "hugepages-512Mi", 1 << 30: "hugepages-1Gi", 16 << 30: "hugepages-16Gi",
+	} {
+		if got := (HugePages{PageBytes: bytes}).Resource(); got != want {
+			t.Errorf("those of %d bytes are %s, want %s", bytes, got, want)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 var _ = []preparation{
 	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*reconnecting)(nil), (*evacuating)(nil),
-	(*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*kernels)(nil),
+	(*disks)(nil), (*routes)(nil), (*plugins)(nil), (*hugePages)(nil), (*devices)(nil), (*kernels)(nil),
 }
 
 // binding gives ready cells their pods.

@@ -26,6 +26,9 @@ func (s *cellAPIs) serve(e *entry) API {
 	}
 	allocatable := capacity.DeepCopy()
 	allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offering.MemoryBytes-s.reserved, resource.BinarySI)
+	if cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining { // before, Kip waits until its kubelet counts them
+		withPages(cell.HugePages, capacity, allocatable)
+	}
 	node := s.nodeNames.of(cell)
 	api := s.apis.AddCell(e.id, cellapi.CellInfo{
 		Node:        node,

@@ -21,16 +21,18 @@ type configuring struct {
 	configs    *agentConfigs
 	dns        perCell[[]netip.Addr] // of the configuration that an agent has; under table.mu
 	sysctls    perCell[[]string]     // of that configuration, which the kubelet allows; under table.mu
+	pages      perCell[[]HugePages]  // of that configuration, which the kubelet counts; under table.mu
 }
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
 func (s *configuring) due(e *entry) func(context.Context) error {
 	dns, connected, bound := s.configs.clusterDNS(), e.session.connected(), e.cell().Pod.UID != ""
-	sysctls := e.cell().UnsafeSysctls // a standby cell has them with its pod, and another kubelet then
+	sysctls, pages := e.cell().UnsafeSysctls, e.cell().HugePages // a standby cell has them with its pod, and another kubelet then
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e.configured = e.configured && connected
-	if !connected || e.configured && slices.Equal(*s.sysctls.of(e), sysctls) && (bound || slices.Equal(*s.dns.of(e), dns)) {
+	same := slices.Equal(*s.sysctls.of(e), sysctls) && slices.Equal(*s.pages.of(e), pages) && (bound || slices.Equal(*s.dns.of(e), dns))
+	if !connected || e.configured && same {
 		return nil
 	}
 	session, breaks, config := e.session, e.breaks, s.configs.of(e.cell(), e.node, dns)
@@ -67,7 +69,7 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	defer s.table.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
 		e.configured, e.unreported, e.said = true, true, told
-		*s.dns.of(e), *s.sysctls.of(e) = config.ClusterDNS, config.UnsafeSysctls
+		*s.dns.of(e), *s.sysctls.of(e), *s.pages.of(e) = config.ClusterDNS, config.UnsafeSysctls, config.HugePages
 	}
 	return nil
 }
@@ -105,7 +107,7 @@ func (s *agentConfigs) of(cell *Cell, node string, dns []netip.Addr) agentapi.Co
 	config.NodeIP, config.PodIP = cell.Instance.ManagementIP, cell.Instance.PodIP
 	config.NodeIPv6, config.PodIPv6 = cell.Instance.ManagementIPv6, cell.Instance.PodIPv6
 	config.Plugins = config.Plugins || len(cell.Plugins) > 0
-	config.UnsafeSysctls = cell.UnsafeSysctls
+	config.UnsafeSysctls, config.HugePages = cell.UnsafeSysctls, cell.HugePages
 	return config
 }
 

@@ -26,21 +26,22 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		bound                 bool
 		dns                   dnsAt
 		due                   bool
-		sysctls               []string // of the pod
+		wants                 Wants // of the pod
 	}{
-		"it is not connected":              {false, true, false, nil, false, nil},
-		"it is connected":                  {true, false, false, nil, true, nil},
-		"it is configured":                 {true, true, false, dns, false, nil},
-		"the cluster's DNS is another":     {true, true, false, nil, true, nil},
-		"another DNS, and the pod is here": {true, true, true, nil, false, nil},
-		"its pod sets unsafe sysctls":      {true, true, true, dns, true, []string{"kernel.msgmax"}},
+		"it is not connected":              {false, true, false, nil, false, Wants{}},
+		"it is connected":                  {true, false, false, nil, true, Wants{}},
+		"it is configured":                 {true, true, false, dns, false, Wants{}},
+		"the cluster's DNS is another":     {true, true, false, nil, true, Wants{}},
+		"another DNS, and the pod is here": {true, true, true, nil, false, Wants{}},
+		"its pod sets unsafe sysctls":      {true, true, true, dns, true, Wants{UnsafeSysctls: []string{"kernel.msgmax"}}},
+		"its pod asks for huge pages":      {true, true, false, dns, true, Wants{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 1}}}},
 	} {
 		cell := Cell{ID: "c", Phase: apiv1.Booting, Instance: &cloud.Instance{}}
 		cell.step(apiv1.StepJoined, b.clock.Now())
 		if tc.bound {
 			cell.Pod, cell.Phase = ref("a"), apiv1.Bound
 		}
-		cell.UnsafeSysctls = tc.sysctls
+		cell.Wants = tc.wants
 		e := newEntry(cell, 0)
 		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
 		e.session, e.configured, *s.dns.of(e) = agentSession{link}, tc.configured, tc.dns

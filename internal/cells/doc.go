@@ -20,7 +20,7 @@
 //	connect.go    a connection: cellapis.go, dial.go, session.go, token.go, configure.go (upgrade.go, cloudinit.go),
 //	              connectionreports.go
 //	bind.go       before the pod: exclusivebind.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
-//	              routes.go, plugins.go, devices.go, kernel.go (prepare.go runs them); idle.go is for
+//	              routes.go, plugins.go, hugepages.go, devices.go, kernel.go (prepare.go runs them); idle.go is for
 //	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go), keeps that of a failed

@@ -18,6 +18,8 @@ type Wants struct {
 	Kernel *KernelSettings `json:"kernel,omitempty"`
 	// UnsafeSysctls are those that the pod sets in its own namespaces and may set, as in agentapi.Config.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
+	// HugePages are those that the pod asks for, as in agentapi.Config.
+	HugePages []HugePages `json:"hugePages,omitempty"`
 	// GPUs are how many of NVIDIA's the pod asks for.
 	GPUs int64 `json:"gpus,omitempty"`
 	// Accelerators are how many others the pod asks for, by their resource. Nobody changes it.

@@ -39,6 +39,7 @@ func TestACellHasAllThatItsPodWants(t *testing.T) {
 		Plugins:        []Plugin{{Driver: "csi"}},
 		Kernel:         &KernelSettings{Modules: []string{"m"}},
 		UnsafeSysctls:  []string{"s"},
+		HugePages:      []HugePages{{PageBytes: 2 << 20, Pages: 1}},
 		GPUs:           1,
 		Accelerators:   map[corev1.ResourceName]int64{"a": 1},
 		HealthyTimeout: &after,

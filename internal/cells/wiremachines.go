@@ -100,6 +100,7 @@ func newBinding(cfg Config, c core, s shared, l links, waits *exclusionWaits) *b
 			},
 			s.routes,
 			&plugins{loop: c.loop, agents: c.agents, waits: s.waits},
+			&hugePages{table: c.table, loop: c.loop, ends: c.ends},
 			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
 			&kernels{
 				loop:   c.loop,

@@ -22,6 +22,9 @@ func TestCapacityThatKipFindsOut(t *testing.T) {
 		"kubelet: {capacity: {nvidia.com/gpu: 4}}\nnodes: [{capacity: {nvidia.com/gpu: auto}}]": {
 			[]corev1.ResourceName{"nvidia.com/gpu"}, "20", "4",
 		},
+		"kubelet: {capacity: {hugepages-2Mi: auto, hugepages-1Gi: 4Gi, nvidia.com/gpu: auto}}": {
+			[]corev1.ResourceName{"hugepages-2Mi", "nvidia.com/gpu"}, "20", "0",
+		},
 		"kubelet: {capacity: {cpu: auto, pods: 7, nvidia.com/gpu: 2}}": {[]corev1.ResourceName{cpu}, "7", "2"},
 		"nodes: [{capacity: auto}]":                                    {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
 		"kubelet: {capacity: {pods: 9}}\nnodes: [{capacity: auto}]":    {[]corev1.ResourceName{cpu, disk, memory, pods}, "9", "0"},
@@ -56,12 +59,33 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 		"kubelet: {capacity: {cpu: auto, cpu: 5}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: {cpu: 5, cpu: auto}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: auto, pods: 5}":       "kubelet.pods: kubelet.capacity is auto: want kubelet.capacity.pods in its place",
-		"nodes: [{capacity: max}]":                 `nodes[0].capacity: "max" is not valid: want auto, or`,
-		"nodes: [{capacity: {pods: all}}]":         `nodes[0].capacity.pods: "all" is not valid: want auto, or a quantity`,
+		"kubelet: {capacity: {hugepages-3Mi: 4Gi}}": `kubelet.capacity.hugepages-3Mi: no kernel has huge pages of this size: ` +
+			`want one of ["hugepages-64Ki" "hugepages-2Mi" "hugepages-32Mi" "hugepages-512Mi" "hugepages-1Gi"]`,
+		"nodes: [{capacity: max}]":         `nodes[0].capacity: "max" is not valid: want auto, or`,
+		"nodes: [{capacity: {pods: all}}]": `nodes[0].capacity.pods: "all" is not valid: want auto, or a quantity`,
 	} {
 		_, _, err := Parse("p.yaml", []byte(least+text))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
+	}
+}
+
+func TestHugePagesThatCellsDoNotHaveAreWarnedOf(t *testing.T) {
+	const capacity = "kubelet: {capacity: {hugepages-2Mi: auto, hugepages-1Gi: 4Gi}}\nnodes: [{capacity: {hugepages-2Mi: 2Gi}}]"
+	_, warnings := parsed(t, least+capacity)
+	var said []string
+	for _, w := range warnings {
+		if strings.Contains(w.Problem, "share the kernel of their host") {
+			said = append(said, w.Key)
+		}
+	}
+	want := []string{"kubelet.capacity.hugepages-1Gi", "kubelet.capacity.hugepages-2Mi", "nodes[0].capacity.hugepages-2Mi"}
+	if !slices.Equal(said, want) {
+		t.Errorf("warned of are %q, want %q: %v", said, want, warnings)
+	}
+	_, warnings = parsed(t, strings.Replace(least, "local: {}", "qemu: {image: /i.raw}", 1)+capacity)
+	if len(warnings) > 0 {
+		t.Errorf("on machines with kernels of their own: %v", warnings)
 	}
 }

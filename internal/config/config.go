@@ -399,7 +399,7 @@ type EndLimit struct {
 
 // Kubelet is what the virtual node says of itself.
 type Kubelet struct {
-	Capacity corev1.ResourceList `key:"capacity" auto:"auto" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. auto, for all or as the value of cpu, memory, ephemeral-storage or pods: as much as can be launched, see docs/nodes.md. Extended resources such as nvidia.com/gpu can be added, those of devices also with auto; what is not named keeps its default, ephemeral-storage too."`
+	Capacity corev1.ResourceList `key:"capacity" auto:"auto" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. auto, for all or as the value of cpu, memory, ephemeral-storage or pods: as much as can be launched, see docs/nodes.md. Huge pages such as hugepages-2Mi, and extended resources such as nvidia.com/gpu, can be added, those of devices and huge pages also with auto; what is not named keeps its default, ephemeral-storage too."`
 	Labels   map[string]string   `key:"labels" doc:"Labels of the virtual node, besides Kip's own."`
 
 	// AutoCapacity are the resources whose capacity is auto, sorted. Capacity has their defaults.

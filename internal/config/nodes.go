@@ -59,9 +59,9 @@ var AutoResources = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceEphemeralStorage, corev1.ResourceMemory, corev1.ResourcePods,
 }
 
-// AutoDevices are extended resources whose capacity Kip can find out if the configuration names them, sorted. auto for all
-// resources leaves them out, since machines with devices are dear.
-var AutoDevices = placement.DeviceNames()
+// AutoDevices are extended resources and huge pages whose capacity Kip can find out if the configuration names them, sorted. auto for
+// all resources leaves them out: machines with devices are dear, and who does not name huge pages has pods with them elsewhere.
+var AutoDevices = slices.Sorted(slices.Values(slices.Concat(placement.DeviceNames(), placement.HugePageNames())))
 
 // CapacityOf is what the scheduler may place on a virtual node, and the resources of which Kip finds that out: the list has
 // what holds of them before it is known.
@@ -216,10 +216,33 @@ func (d *decoder) capacity(key string, list corev1.ResourceList) {
 		for _, problem := range validation.IsQualifiedName(string(name)) {
 			d.bad(at, "%q is no name of a resource: %s", name, problem)
 		}
+		if strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
+			if names := placement.HugePageNames(); !slices.Contains(names, name) {
+				d.bad(at, "no kernel has huge pages of this size: want one of %q", names)
+			}
+		}
 		d.check(q.Sign() >= 0, at, q.String(), "0 or more")
 		if whole := q.Value(); name != corev1.ResourceCPU && name != corev1.ResourceMemory && q.CmpInt64(whole) != 0 {
 			d.check(false, at, q.String(), "a whole number")
 		}
+	}
+}
+
+// noPages warns of huge pages that virtual nodes offer, and cells of a cloud do not have.
+func (d *decoder) noPages(c *Config) {
+	if c.Cloud.Local == nil {
+		return
+	}
+	warn := func(key string, has corev1.ResourceList, auto []corev1.ResourceName) {
+		for _, name := range placement.HugePageNames() {
+			if _, named := has[name]; named || slices.Contains(auto, name) {
+				d.warn(key+"."+string(name), "cells of cloud.local share the kernel of their host, and have no huge pages")
+			}
+		}
+	}
+	warn("kubelet.capacity", c.Kubelet.Capacity, c.Kubelet.AutoCapacity)
+	for i, n := range c.Nodes {
+		warn(fmt.Sprintf("nodes[%d].capacity", i), n.Capacity, n.AutoCapacity)
 	}
 }
 

@@ -176,6 +176,7 @@ func (d *decoder) validate(c *Config) {
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
 	d.nodes(c)
+	d.noPages(c)
 	d.servingCertificate(c.ServingCertificate)
 	d.costs(c.Costs)
 	d.profiles(c.Admission.Profiles)

@@ -355,6 +355,16 @@ func NewHostSettingsRefused(cell, why string) Event {
 		"Change the annotation, and Kip launches another at once; else it tries again in an hour.", cell, why)
 }
 
+// NewHugePagesRefused is about a pod whose cell ends, since its machine can have no huge pages of a size that the pod asks for.
+func NewHugePagesRefused(cell, why string) Event {
+	return warn(HugePagesRefused, "Cell %s cannot have the pod's huge pages: %s. Kip terminates it, and tries again in an hour.", cell, why)
+}
+
+// HugePagesMissing is why a cell ends whose kernel has fewer huge pages than its pod asks for.
+func HugePagesMissing(resource string, has, asked int64) string {
+	return fmt.Sprintf("its kernel found memory in one piece for %d of %d pages of %s", has, asked, resource)
+}
+
 // NewPluginsNotTaken is about a pod whose cell does not take the node plugins of CSI drivers.
 func NewPluginsNotTaken(drivers string, why error) Event {
 	return warn(csiDriverNotReady, "Failed to give the pod's cell the node plugins of %s: %v; retrying.", drivers, why)

@@ -19,6 +19,7 @@ const (
 	CloudInitUnfit            = "CloudInitUnfit"
 	Evicted                   = "Evicted"
 	HostSettingsRefused       = "HostSettingsRefused"
+	HugePagesRefused          = "HugePagesRefused"
 	InstancesNotListed        = "InstancesNotListed"
 	Interrupted               = "Interrupted"
 	InvalidAnnotation         = "InvalidAnnotation"

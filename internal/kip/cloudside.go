@@ -132,6 +132,7 @@ func (t *term) openInstanceTypes(ctx context.Context, machines *pipe.Pipe) (*ins
 			ReservedMemoryBytes: t.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    t.cfg.Cells.DefaultVolumeSize.Value(),
 			PrivateIPOnly:       t.cfg.Cells.PrivateIPOnly,
+			SharedKernel:        machines.Capabilities().SharedKernel,
 			SpotSpread:          float64(t.cfg.Cells.SpotSpread) / 100,
 			Rates:               rates,
 		},

@@ -74,6 +74,9 @@ func (s Sizing) Capacity() corev1.ResourceList {
 	for _, name := range placement.DeviceNames() {
 		list[name] = *resource.NewQuantity(max(0, more.devices[name]), resource.DecimalSI)
 	}
+	for _, name := range placement.HugePageNames() {
+		list[name] = *resource.NewQuantity(memory, resource.BinarySI) // which they are of
+	}
 	for name, q := range list {
 		q.Add(s.Served[name])
 		for _, least := range []resource.Quantity{one[name], s.Needs[name]} {

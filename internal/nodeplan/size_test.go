@@ -245,6 +245,21 @@ func TestTheDevicesOfANodeAreThoseThatCanBeLaunched(t *testing.T) {
 	}
 }
 
+// Huge pages are reserved of the memory of machines, however pods share it.
+func TestTheHugePagesOfANodeAreThoseThatItsMemoryHasRoomFor(t *testing.T) {
+	small := typeIn("t3.small", "standard", 2, 2, "a")
+	served := corev1.ResourceList{"hugepages-2Mi": resource.MustParse("64Mi")}
+	list := Sizing{
+		Types: []catalog.InstanceType{small}, Bounds: catalog.Bounds{MilliCPU: map[catalog.Class]int64{standard: 8_000}},
+		Served: served, Needs: served,
+	}.Capacity()
+	for name, want := range map[corev1.ResourceName]string{"memory": "8Gi", "hugepages-2Mi": "8256Mi", "hugepages-1Gi": "8Gi"} {
+		if got := list[name]; got.Cmp(resource.MustParse(want)) != 0 {
+			t.Errorf("%s of %s, want %s", got.String(), name, want)
+		}
+	}
+}
+
 func TestAClassThatIsOfferedInSeveralSubnetsCountsOnce(t *testing.T) {
 	one := catalog.InstanceType{Name: "t", Family: "standard", MilliCPU: 2000, MemoryBytes: gibi, Offerings: []catalog.Offering{
 		{Subnet: "a"}, {Subnet: "b"}, {Subnet: "b", Dedicated: true}, {Subnet: "a", Reservation: "cr-1"},

@@ -136,13 +136,16 @@ func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, er
 	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
 	c.anyDisk = diskFor(c.need.disk) <= maxVolumeBytes
 	// The disk that an annotation asks for is no resource: it counts for named types too. So do
-	// GPUs: on a machine with too few no pod that asks for them ever runs.
+	// GPUs and huge pages: on a machine with too few no pod that asks for them ever runs.
 	c.least = size{memory: -1, disk: c.need.volume, gpus: c.need.gpus}
+	if c.need.asksForPages() {
+		c.least.memory = c.need.pagesMemory(0)
+	}
 	if !c.anySize {
 		c.least = size{
 			milliCPU: c.need.milliCPU,
 			gpus:     c.need.gpus,
-			memory:   c.need.memory,
+			memory:   c.need.allMemory(),
 			disk:     max(c.need.volume, diskFor(c.need.disk)),
 		}
 	}

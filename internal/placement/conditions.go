@@ -118,7 +118,7 @@ func (c *choice) keepRequired(m *capacityType, rows set) {
 	})
 }
 
-// acceleratorConditions ask whether a type has the accelerators that the pod asks for, also if it was
+// acceleratorConditions ask whether a type has the accelerators and huge pages that the pod asks for, also if it was
 // named: one with too few never runs the pod.
 var acceleratorConditions = []condition{
 	{
@@ -153,18 +153,16 @@ var acceleratorConditions = []condition{
 			return c.types[c.only].Name + " has " + strings.Join(counts, ", ")
 		},
 	},
+	{
+		keep:  (*choice).keepPages,
+		words: (*choice).pagesText,
+		of:    (*choice).whyNoPages,
+	},
 }
 
-// sizeConditions ask whether a type is large enough for the pod, its disk left out. Of a type that was named they ask nothing.
+// sizeConditions ask whether a type is large enough for the pod, its disk left out. Of a type that was named they ask only for
+// room for the pod's huge pages.
 var sizeConditions = []condition{
-	{
-		keep: func(c *choice, _ *capacityType, rows set) {
-			if c.need.hugePages != "" && !c.anySize {
-				clear(rows)
-			}
-		},
-		words: func(c *choice) string { return "have no " + string(c.need.hugePages) },
-	},
 	{
 		keep:  func(c *choice, m *capacityType, rows set) { m.milliCPU.keep(rows, c.least.milliCPU) },
 		words: are("have too little cpu"),

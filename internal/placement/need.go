@@ -17,8 +17,9 @@ type need struct {
 	milliCPU, memory, disk, gpus int64
 	// devices are other accelerators.
 	devices devices
-	// hugePages is a huge page size that the pod asks for, "" for none.
-	hugePages corev1.ResourceName
+	pages   hugePages
+	// otherPages are huge pages of a size that no kernel has; "" for none.
+	otherPages corev1.ResourceName
 	// volume is the size of the root disk that an annotation asks for, in bytes.
 	volume int64
 	// disks are those of PersistentVolumes, of the cloud.
@@ -58,8 +59,8 @@ func needOf(pod *corev1.Pod) need {
 			n.disks = value(q)
 		case strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) && q.Sign() > 0:
 			// The smallest name, so that the answer does not depend on map order.
-			if n.hugePages == "" || name < n.hugePages {
-				n.hugePages = name
+			if !n.pages.set(name, value(q)) && (n.otherPages == "" || name < n.otherPages) {
+				n.otherPages = name
 			}
 		default:
 			for i, o := range otherDevices {
@@ -244,6 +245,17 @@ func (n need) text(reserved int64) string {
 	case reserved > 0:
 		parts = append(parts, fmt.Sprintf("memory 0 (+%s for the cell)", bytesText(reserved)))
 	}
+	for i, pages := range n.pages {
+		if pages > 0 {
+			parts = append(parts, string(pageSizes[i].resource)+" "+bytesText(n.pages.bytesOf(i)))
+		}
+	}
+	if around := n.pages.around(); around > n.memory {
+		parts[len(parts)-1] += " (and " + bytesText(around) + " of memory that has no such page)"
+	}
+	if n.otherPages != "" {
+		parts = append(parts, string(n.otherPages))
+	}
 	if n.disk > 0 {
 		parts = append(parts, "ephemeral-storage "+bytesText(n.disk))
 	}
@@ -257,9 +269,6 @@ func (n need) text(reserved int64) string {
 		if count > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", otherDevices[i].resource, count))
 		}
-	}
-	if n.hugePages != "" {
-		parts = append(parts, string(n.hugePages))
 	}
 	if len(parts) == 0 {
 		return "no resources"

@@ -89,6 +89,12 @@ func randomResources(rng *rand.Rand) corev1.ResourceRequirements {
 		if rng.IntN(12) == 0 {
 			set(resourceGPU, apiresource.NewQuantity(rng.Int64N(3), apiresource.DecimalSI))
 		}
+		if rng.IntN(12) == 0 {
+			set("hugepages-2Mi", apiresource.NewQuantity(rng.Int64N(9)*gib/4, apiresource.BinarySI))
+		}
+		if rng.IntN(20) == 0 {
+			set("hugepages-32Mi", apiresource.NewQuantity(rng.Int64N(9)*gib/4, apiresource.BinarySI))
+		}
 		return l
 	}
 	return corev1.ResourceRequirements{Requests: list(), Limits: list()}
@@ -196,12 +202,14 @@ type oracleCandidate struct {
 func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot bool) []oracleCandidate {
 	cpu, memory := oracleNeed(pod, corev1.ResourceCPU), oracleNeed(pod, corev1.ResourceMemory)
 	disk, gpus := oracleNeed(pod, corev1.ResourceEphemeralStorage), oracleNeed(pod, resourceGPU)
+	pages32 := oracleNeed(pod, "hugepages-32Mi")
+	pages := oracleNeed(pod, "hugepages-2Mi") + pages32
 	arch := pod.Spec.NodeSelector[corev1.LabelArchStable]
 	only := ""
 	switch name := pod.Annotations[AnnotationInstanceType]; {
 	case name != "" && !strings.Contains(name, "*"):
 		only = name
-	case name == "" && cpu == 0 && memory == 0 && disk == 0 && gpus == 0:
+	case name == "" && cpu == 0 && memory == 0 && disk == 0 && gpus == 0 && pages == 0:
 		only = config.DefaultInstanceType
 	}
 	volume := int64(0)
@@ -244,7 +252,10 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
 			has = min(has, t.BaselineMilliCPU)
 		}
-		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || diskFor(disk) > typeDisk) || gpus > typeGPUs {
+		if only == "" && (cpu > has || memory+pages+config.ReservedMemoryBytes > sees || diskFor(disk) > typeDisk) || gpus > typeGPUs {
+			continue
+		}
+		if pages > 0 && (config.SharedKernel || pages+config.ReservedMemoryBytes > sees) || pages32 > 0 && t.Arch != "arm64" {
 			continue
 		}
 		for _, o := range t.Offerings {
@@ -319,6 +330,7 @@ func TestOfferingsAreTheCheapestThatFit(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			config.DefaultArch = "amd64"
 		}
+		config.SharedKernel = rng.IntN(4) == 0
 		if rng.IntN(2) == 0 {
 			config.Rates = &catalog.Rates{DiskPerGiBMonth: 1, AddressPerHour: 0.005}
 		}

@@ -51,6 +51,8 @@ type Config struct {
 	Rates *catalog.Rates
 	// PrivateIPOnly says that machines have no public address, where a pod does not say.
 	PrivateIPOnly bool
+	// SharedKernel says that machines run on the kernel of their host, which reserves no huge pages for one of them.
+	SharedKernel bool
 }
 
 // Placer chooses for pods out of one catalogue. What it chooses never changes, and it is

@@ -22,7 +22,7 @@ func ResourcesOf(pod *corev1.Pod) Resources {
 	}
 	return Resources{
 		MilliCPU:    n.milliCPU,
-		MemoryBytes: n.memory,
+		MemoryBytes: n.allMemory(),
 		DiskBytes:   n.disk,
 		GPUs:        n.gpus,
 	}
@@ -56,5 +56,5 @@ func Needs(pod *corev1.Pod) catalog.Resources {
 		return catalog.Resources{}
 	}
 	n := needOf(pod)
-	return catalog.Resources{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
+	return catalog.Resources{MilliCPU: n.milliCPU, MemoryBytes: n.allMemory()}
 }

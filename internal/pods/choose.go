@@ -154,6 +154,7 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, c choice, se
 			GPUs:          placement.NVIDIA(pod),
 			Accelerators:  placement.Accelerators(pod),
 			UnsafeSysctls: s.grants.unsafeSysctls(pod),
+			HugePages:     hugePages(placed),
 		},
 	}
 	if invalid == nil {

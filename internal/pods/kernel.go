@@ -45,6 +45,14 @@ func kernelSettings(a placement.Annotations) *cells.KernelSettings {
 	return asked
 }
 
+// hugePages are those that a pod asks for, with all that runs beside it; nil for none.
+func hugePages(placed *corev1.Pod) (all []cells.HugePages) {
+	for _, p := range placement.HugePagesOf(placed) {
+		all = append(all, cells.HugePages(p))
+	}
+	return all
+}
+
 // unsafeSysctls are those of a pod's securityContext that its namespace is granted. The kubelet judges the others: it has some
 // that it calls safe, and rejects the pod for the rest.
 func (g Grants) unsafeSysctls(pod *corev1.Pod) (granted []string) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
@@ -40,6 +41,27 @@ func TestWhatAPodAsksOfItsKernelIsItsCells(t *testing.T) {
 	}
 	if r, err := h.c.Choose(t.Context(), pod("a")); err != nil || r.Kernel != nil || r.UnsafeSysctls != nil {
 		t.Errorf("a pod that asks for nothing: %+v, %v, %v", r.Kernel, r.UnsafeSysctls, err)
+	}
+}
+
+func TestTheHugePagesOfAPodAreItsCells(t *testing.T) {
+	h := newHarness(t)
+	asks := func(pages ...string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			list := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}
+			for i := 0; i < len(pages); i += 2 {
+				list[corev1.ResourceName(pages[i])] = resource.MustParse(pages[i+1])
+			}
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
+		}
+	}
+	want := []cells.HugePages{{PageBytes: 2 << 20, Pages: 8}, {PageBytes: 1 << 30, Pages: 1}}
+	r, err := h.c.Choose(t.Context(), pod("a", asks("hugepages-1Gi", "1Gi", "hugepages-2Mi", "16Mi")))
+	if err != nil || !slices.Equal(r.HugePages, want) || r.Special || r.Kernel != nil || r.Needs.MemoryBytes != (2048+1024+16)<<20 {
+		t.Errorf("%v, needs %+v (special %t, kernel %v), %v", r.HugePages, r.Needs, r.Special, r.Kernel, err)
+	}
+	if r, err := h.c.Choose(t.Context(), pod("a", asks())); err != nil || r.HugePages != nil {
+		t.Errorf("a pod that asks for none: %v, %v", r.HugePages, err)
 	}
 }
 

@@ -398,6 +398,22 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"a pattern of sysctls": {func(c *agentapi.Config) { c.UnsafeSysctls = []string{"net.*"} }, []string{`unsafeSysctls[0]: "net.*"`}},
 		"many sysctls": {func(c *agentapi.Config) { c.UnsafeSysctls = slices.Repeat([]string{"net.a"}, 257) },
 			[]string{"unsafeSysctls: 257"}},
+		"pages of no size": {func(c *agentapi.Config) {
+			c.HugePages = []agentapi.HugePages{{PageBytes: 2 << 20, Pages: 1}, {PageBytes: 3 << 20, Pages: 1}, {PageBytes: 0, Pages: 1}}
+		}, []string{"hugePages[1].pageBytes: 3145728", "hugePages[2].pageBytes: 0"}},
+		"no pages": {func(c *agentapi.Config) {
+			c.HugePages = []agentapi.HugePages{{PageBytes: 2 << 20}, {PageBytes: 1 << 30, Pages: 1 << 40}}
+		},
+			[]string{"hugePages[0].pages: 0", "hugePages[1].pages: 1099511627776"}},
+		"pages twice": {func(c *agentapi.Config) {
+			c.HugePages = slices.Repeat([]agentapi.HugePages{{PageBytes: 2 << 20, Pages: 1}}, 2)
+		},
+			[]string{"hugePages[1].pageBytes: 2097152 is there twice"}},
+		"many sizes of pages": {func(c *agentapi.Config) {
+			for n := range 9 {
+				c.HugePages = append(c.HugePages, agentapi.HugePages{PageBytes: 4096 << n, Pages: 1})
+			}
+		}, []string{"hugePages: 9 sizes"}},
 		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
 			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {

@@ -3,6 +3,7 @@ package configs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"regexp"
 
@@ -15,6 +16,9 @@ var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-
 
 // maxSysctls is more than a pod needs.
 const maxSysctls = 256
+
+// maxPageSizes is more than kernels have, and maxPageBytes more than a page has.
+const maxPageSizes, maxPageBytes = 8, 1 << 40
 
 // maxRoutes is above what a route table of a cloud takes.
 const maxRoutes = 256
@@ -85,8 +89,28 @@ func Validate(c agentapi.Config) error {
 			bad("unsafeSysctls[%d]: %.253q is not the name of a namespaced sysctl such as kernel.msgmax", i, s)
 		}
 	}
+	validatePages(c.HugePages, bad)
 	if _, err := RegistryHosts(c.RegistryMirrors, c.Registries); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// validatePages notes what is wrong with huge pages.
+func validatePages(all []agentapi.HugePages, bad func(format string, args ...any)) {
+	if len(all) > maxPageSizes {
+		bad("hugePages: %d sizes, want at most %d", len(all), maxPageSizes)
+	}
+	sizes := map[int64]bool{}
+	for i, p := range all[:min(len(all), maxPageSizes)] {
+		switch {
+		case p.PageBytes < 4096 || p.PageBytes > maxPageBytes || p.PageBytes&(p.PageBytes-1) != 0:
+			bad("hugePages[%d].pageBytes: %d is not the size of a page such as 2097152", i, p.PageBytes)
+		case p.Pages < 1 || p.Pages > math.MaxInt64/maxPageSizes/p.PageBytes:
+			bad("hugePages[%d].pages: %d pages are none, or more than any machine has", i, p.Pages)
+		case sizes[p.PageBytes]:
+			bad("hugePages[%d].pageBytes: %d is there twice", i, p.PageBytes)
+		}
+		sizes[p.PageBytes] = true
+	}
 }

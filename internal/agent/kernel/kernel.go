@@ -33,12 +33,13 @@ type Options struct {
 
 // Kernel is that of one machine.
 type Kernel struct {
-	o  Options
-	mu sync.Mutex
+	o       Options
+	setFile func(file, text string) error // of the kernel's own files
+	mu      sync.Mutex
 }
 
 // New returns the kernel of a machine.
-func New(o Options) *Kernel { return &Kernel{o: o} }
+func New(o Options) *Kernel { return &Kernel{o: o, setFile: setFile} }
 
 // ErrRefused says that the machine refuses what is asked of its kernel, and always will.
 var ErrRefused = errors.New("refused")

@@ -126,7 +126,7 @@ func TestARuntimeClassPlacesItsPodsAndCountsItsOverhead(t *testing.T) {
 	}
 }
 
-// A cell has none: a kubelet counts them when it starts.
+// To Kip these are cells of EC2. Their agents know that they share a kernel, which reserves no pages for one of them.
 func TestAPodWithHugePagesWaitsAndIsToldWhy(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
@@ -140,7 +140,8 @@ func TestAPodWithHugePagesWaitsAndIsToldWhy(t *testing.T) {
 	s.Apply(namespace.Bare("scheduled", spec))
 	s.WaitEvent("scheduled", "FailedScheduling", "Insufficient hugepages-2Mi")
 	s.Apply(namespace.Bare("bound", "  nodeName: "+harness.Node+"\n"+spec))
-	s.WaitEvent("bound", "Unplaceable", "have no hugepages-2Mi")
+	s.WaitEvent("bound", "HugePagesRefused", "reserve hugepages-2Mi: this machine shares its kernel with others")
+	s.Eventually("the cell is gone", s.NoCellOf("bound"))
 	s.Never("it has a cell", s.NoCellOf("bound"), func(ctx context.Context) error {
 		pod, err := s.Pod(ctx, "bound")
 		if err == nil && pod.Status.Phase != corev1.PodPending {

@@ -28,6 +28,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/image/debian"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
@@ -376,6 +377,80 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// pages asks for huge pages of a size, and has a file of them on a volume.
+const pages = `apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command:
+    - sh
+    - -c
+    - |
+      fallocate -l FILE /pages/file && grep -E "HugePages_(Total|Free)|Hugetlb" /proc/meminfo && grep " /pages " /proc/mounts
+      exec sleep 100000
+    readinessProbe: {exec: {command: [test, -s, /pages/file]}, periodSeconds: 1}
+    resources: {limits: {memory: 64Mi, hugepages-SIZE: ALL}}
+    volumeMounts: [{name: pages, mountPath: /pages}]
+  volumes: [{name: pages, emptyDir: {medium: HugePages}}]
+`
+
+// hasPages makes a pod with huge pages, and waits until it has a file of them.
+func hasPages(s *namespace.Space, name, size, all, file string, want ...string) *corev1.Pod {
+	s.Helper()
+	s.Apply(strings.NewReplacer("NAME", name, "SIZE", size, "FILE", file, "ALL", all).Replace(pages))
+	pod := s.WaitReady(name)
+	said := s.Kubectl("logs", name)
+	for _, w := range append(want, "/pages hugetlbfs") {
+		if !strings.Contains(said, w) {
+			s.Errorf("pod %s does not have %q:\n%s", name, w, said)
+		}
+	}
+	return pod
+}
+
+func TestAPodHasHugePagesOfItsMachine(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	hasPages(s, "large", "1Gi", "1Gi", "1073741824", "Hugetlb:         1048576 kB", "pagesize=1024M")
+	if got := s.CellOf("large").Status.InstanceType; got != "large" {
+		t.Errorf("a pod with a page of 1Gi is on a %s, want a large", got)
+	}
+}
+
+func TestAStandbyMachineReservesTheHugePagesOfItsPod(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	namespace.Reconfigure(t, world, func(provider map[string]any) {
+		provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "micro", "count": 1}}
+	})
+	var kept cloud.Instance
+	s.Eventually("a standby cell is ready", func(ctx context.Context) error {
+		list, err := world.Dynamic.Resource(apiv1.Resource).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		all, err := host.Recorded(host.Config{StateDir: filepath.Join(world.State, "cloud")})
+		if err != nil || len(all) != 1 || len(list.Items) != 1 {
+			return fmt.Errorf("%d machines, %d cells, %v", len(all), len(list.Items), err)
+		}
+		kept = all[0]
+		cell, err := namespace.AsCell(&list.Items[0])
+		if err == nil && cell.Status.Phase != apiv1.Ready {
+			err = fmt.Errorf("it is %s", cell.Status.Phase)
+		}
+		return err
+	})
+	pod := hasPages(s, "small", "2Mi", "64Mi", "8388608", "HugePages_Total:      32", "HugePages_Free:       28", "pagesize=2M")
+	if i := machine(t, pod); i.ID != kept.ID {
+		t.Errorf("the pod is on machine %s, want the standby machine %s", i.ID, kept.ID)
+	}
 }
 
 const late = `apiVersion: v1

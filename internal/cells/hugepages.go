@@ -1,0 +1,120 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
+)
+
+// HugePages are huge pages of one size.
+type HugePages = agentapi.HugePages
+
+const (
+	// pagesPoll is how often Kip checks whether a cell's kubelet counts its huge pages.
+	pagesPoll = 200 * time.Millisecond
+	// pagesTimeout is how long a machine is paid for whose kubelet does not.
+	pagesTimeout = 2 * time.Minute
+)
+
+// hugePages waits for the huge pages of ready cells. Their agents reserve them by their configuration.
+type hugePages struct {
+	table *table
+	loop  *loop
+	ends  *cellEnds
+	cells perCell[pagesState] // of their workers
+}
+
+// pagesState is how far that is.
+type pagesState struct {
+	since time.Time // when this process began to wait for the kubelet
+	there bool      // the kubelet counts them
+}
+
+// prepare waits until the kubelet of a ready cell counts the huge pages that its pod asks for: it refuses the pod before, for good. A
+// cell whose machine has fewer ends.
+func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
+	cell, state := e.cell(), s.cells.of(e)
+	if len(cell.HugePages) == 0 || state.there {
+		return done, nil
+	}
+	s.table.mu.Lock()
+	configured, said := e.configured, e.said
+	s.table.mu.Unlock()
+	if !configured {
+		return await("a connection to its agent"), nil // the tunnel wakes the cell
+	}
+	if end, refused := pagesMissing(e.id, cell.HugePages, said); refused {
+		s.ends.begin(e, end)
+		return leave, nil
+	}
+	lacks := uncounted(cell.HugePages, e.api.Node())
+	if lacks == "" {
+		state.there = true
+		return done, nil
+	}
+	if state.since.IsZero() {
+		state.since = s.loop.clock.Now()
+	}
+	if s.loop.leftTo(e, state.since, pagesTimeout) <= 0 {
+		why := fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout)
+		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
+		return leave, nil
+	}
+	return waitFor("its kubelet to count its huge pages", pagesPoll), nil
+}
+
+// pagesMissing returns how a cell ends whose machine cannot have huge pages, or has too few by what its agent said.
+func pagesMissing(cell string, want []HugePages, said agentapi.Configured) (end cellEnd, is bool) {
+	refused := func(why string) (cellEnd, bool) {
+		return cellEnd{CauseKernelRefused, why, events.NewHugePagesRefused(cell, why)}, true
+	}
+	switch {
+	case said.NoHugePages != "":
+		return refused(said.NoHugePages)
+	case len(said.HugePages) == 0:
+		return refused("its agent is older than this Kip and reserves no huge pages")
+	}
+	for _, w := range want {
+		has := int64(0)
+		if at := slices.IndexFunc(said.HugePages, func(h HugePages) bool { return h.PageBytes == w.PageBytes }); at >= 0 {
+			has = said.HugePages[at].Pages
+		}
+		if has < w.Pages {
+			why := events.HugePagesMissing(w.Resource(), has, w.Pages)
+			return cellEnd{CauseNotReady, why, events.NewCellGivenUp(cell, why)}, true
+		}
+	}
+	return cellEnd{}, false
+}
+
+// uncounted is the first resource of huge pages of which a kubelet counts fewer than its pod asks for; "" for none.
+func uncounted(want []HugePages, node *corev1.Node) string {
+	for _, w := range want {
+		var has resource.Quantity
+		if node != nil {
+			has = node.Status.Allocatable[corev1.ResourceName(w.Resource())]
+		}
+		if has.CmpInt64(w.PageBytes*w.Pages) < 0 {
+			return w.Resource()
+		}
+	}
+	return ""
+}
+
+// withPages notes in what a cell's kubelet has, until it has said it, the huge pages of its pod.
+func withPages(pages []HugePages, capacity, allocatable corev1.ResourceList) {
+	for _, p := range pages {
+		all := *resource.NewQuantity(p.PageBytes*p.Pages, resource.BinarySI)
+		capacity[corev1.ResourceName(p.Resource())], allocatable[corev1.ResourceName(p.Resource())] = all, all
+		memory := allocatable[corev1.ResourceMemory]
+		memory.Sub(all)
+		allocatable[corev1.ResourceMemory] = memory
+	}
+}

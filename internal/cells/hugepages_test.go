@@ -1,0 +1,182 @@
+package cells
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+// pagesAgents are the agents of cells' machines, each with a kernel that finds so many huge pages of each size.
+type pagesAgents struct {
+	mu      sync.Mutex
+	finds   int64
+	refuses string // why a machine can have none
+	older   bool   // than huge pages
+	asked   [][]HugePages
+}
+
+func (a *pagesAgents) answer(r *http.Request) *http.Response {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var told agentapi.Configured
+	if r.URL.Path == agentapi.PathConfig {
+		var c agentapi.Config
+		if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
+			panic(err)
+		}
+		a.asked = append(a.asked, c.HugePages)
+		for _, p := range c.HugePages {
+			p.Pages = min(p.Pages, a.finds)
+			told.HugePages = append(told.HugePages, p)
+		}
+		if len(c.HugePages) > 0 {
+			told.NoHugePages = a.refuses
+		}
+		if a.older {
+			told.HugePages = nil
+		}
+	}
+	b, err := json.Marshal(told)
+	if err != nil {
+		panic(err)
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(b))}
+}
+
+// configured is what the agents were asked for, each thing once.
+func (a *pagesAgents) configured() (all [][]HugePages) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.CompactFunc(slices.Clone(a.asked), slices.Equal)
+}
+
+func withPagesAgents(t *testing.T, a *pagesAgents, more func(*setup), f func(t *testing.T, b *bubble), observers ...Observer) {
+	inBubble(t, func(c *setup) {
+		c.APIs.(*modelLinks).agents = a.answer
+		if more != nil {
+			more(c)
+		}
+	}, nil, f, observers...)
+}
+
+// counts is a node whose kubelet counts so many pages of 2 MiB.
+func counts(pages int64) *corev1.Node {
+	all := corev1.ResourceList{"hugepages-2Mi": *resource.NewQuantity(pages*2<<20, resource.BinarySI)}
+	return &corev1.Node{Status: corev1.NodeStatus{Allocatable: all}}
+}
+
+var fourPages = []HugePages{{PageBytes: 2 << 20, Pages: 4}}
+
+func (b *bubble) requestPages(pod string) {
+	b.Helper()
+	r := nano(pod)
+	r.HugePages = fourPages
+	if _, err := b.cells.Request(b.Context(), r); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestThePodIsShownWhenTheKubeletCountsItsHugePages(t *testing.T) {
+	for name, restart := range map[string]bool{"": false, "with a restart in between": true} {
+		t.Run(name, func(t *testing.T) {
+			agents := &pagesAgents{finds: 4}
+			withPagesAgents(t, agents, nil, func(t *testing.T, b *bubble) {
+				b.requestPages("a")
+				for _, pages := range []int64{0, 3} {
+					b.links.node.Store(counts(pages))
+					b.later(20 * time.Second)
+					if got := b.phase("a"); got != apiv1.Ready || b.shown("a") != 0 {
+						t.Fatalf("with %d pages the cell is %s, and its pod was shown %d times: want Ready, never", pages, got, b.shown("a"))
+					}
+				}
+				if restart {
+					b.stop()
+					b.run()
+					b.later(20 * time.Second)
+					if got := b.phase("a"); got != apiv1.Ready {
+						t.Fatalf("after a restart the cell is %s: want Ready", got)
+					}
+				}
+				b.links.node.Store(counts(4))
+				b.later(time.Second)
+				if got := b.phase("a"); got != apiv1.Bound || b.shown("a") == 0 {
+					t.Errorf("with all pages the cell is %s, and its pod was shown %d times; it was said %q", got, b.shown("a"), b.said())
+				}
+				if got := agents.configured(); len(got) != 1 || !slices.Equal(got[0], fourPages) {
+					t.Errorf("its agent was asked for %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestAStandbyCellReservesTheHugePagesOfItsPod(t *testing.T) {
+	agents := &pagesAgents{finds: 4}
+	withPagesAgents(t, agents, keep(1), func(t *testing.T, b *bubble) {
+		b.links.node.Store(counts(0))
+		b.later(10 * time.Second)
+		b.links.boots = func(string) bool { return false } // none that refills the pool
+		b.requestPages("a")
+		b.later(10 * time.Second)
+		if got := b.phase("a"); got != apiv1.Ready || b.shown("a") != 0 {
+			t.Fatalf("before its kubelet counts them the cell is %s, and its pod was shown %d times", got, b.shown("a"))
+		}
+		b.links.node.Store(counts(4))
+		b.later(time.Second)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		got := agents.configured()
+		if cell.Standby == "" || cell.Phase != apiv1.Bound || len(got) != 2 || got[0] != nil || !slices.Equal(got[1], fourPages) {
+			t.Errorf("cell %+v, whose agent was asked for %v", cell, got)
+		}
+	})
+}
+
+func TestACellEndsWhoseMachineHasTooFewHugePages(t *testing.T) {
+	for name, tc := range map[string]struct {
+		agents *pagesAgents
+		counts int64
+		cause  Cause
+		said   []string
+	}{
+		"its kernel does not find them": {
+			&pagesAgents{finds: 3}, 3, CauseNotReady,
+			[]string{"Warning CellNotReady", "found memory in one piece for 3 of 4 pages of hugepages-2Mi"},
+		},
+		"it shares its kernel": {
+			&pagesAgents{refuses: "this machine shares its kernel"}, 0, CauseKernelRefused,
+			[]string{"Warning HugePagesRefused", "this machine shares its kernel"},
+		},
+		"its agent is older": {
+			&pagesAgents{finds: 4, older: true}, 4, CauseKernelRefused, []string{"Warning HugePagesRefused", "its agent is older than this Kip"},
+		},
+		"its kubelet does not count them": {
+			&pagesAgents{finds: 4}, 0, CauseNotReady, []string{"Warning CellNotReady", "its kubelet did not count its hugepages-2Mi in 2m0s"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := &seenEnds{}
+			withPagesAgents(t, tc.agents, nil, func(t *testing.T, b *bubble) {
+				b.links.node.Store(counts(tc.counts))
+				b.requestPages("a")
+				b.later(pagesTimeout + time.Minute)
+				if b.phase("a") != "" || len(b.said(tc.said...)) != 1 || len(b.cloud.running()) > 0 {
+					t.Errorf("the cell is %q, said %q", b.phase("a"), b.said("Warning"))
+				}
+				if n, all := seen.of(tc.cause); n != 1 || all != 1 {
+					t.Errorf("it ended for %q", seen.all)
+				}
+			}, seen)
+		})
+	}
+}
