@@ -193,17 +193,26 @@ func (s *space) onNode() int {
 // run runs a controller as a process of this host, as the cluster's administrator, until the test ends.
 func (s *space) run(program string, args ...string) {
 	s.Helper()
-	log := filepath.Join(s.TempDir(), "log")
-	args = append([]string{"--kubeconfig=" + world.Kubeconfig}, args...)
-	process, err := child.Start(child.Spec{Path: world.Tool(program), LogFile: log, Args: args})
+	if _, err := os.Stat(world.Tool(program)); err != nil {
+		s.Fatalf("is %s built (`make evictors`)? %v", program, err)
+	}
+	s.start(child.Spec{Path: world.Tool(program), Args: append([]string{"--kubeconfig=" + world.Kubeconfig}, args...)})
+}
+
+// start runs a program as a process of this host until the test ends.
+func (s *space) start(spec child.Spec) {
+	s.Helper()
+	spec.LogFile = filepath.Join(s.TempDir(), "log")
+	program := filepath.Base(spec.Path)
+	process, err := child.Start(spec)
 	if err != nil {
-		s.Fatalf("start %s (is it built? `make evictors`): %v", program, err)
+		s.Fatalf("start %s: %v", program, err)
 	}
 	s.Cleanup(func() {
 		if err := errors.Join(process.Kill(), process.Unasked()); err != nil {
 			s.Errorf("%s: %v", program, err)
 		}
-		if text, err := os.ReadFile(log); s.Failed() {
+		if text, err := os.ReadFile(spec.LogFile); s.Failed() {
 			s.Logf("the end of the log of %s (%v):\n%s", program, err, text[max(0, len(text)-8000):])
 		}
 	})
