@@ -294,6 +294,43 @@ func atLeast(column, least string) error {
 	return nil
 }
 
+// topShows waits until `kubectl top` shows busy pods, and their nodes.
+func (s *space) topShows(nodes map[string]string) {
+	s.Helper()
+	s.Eventually("kubectl top shows the busy pods and their nodes", func(context.Context) error {
+		ofPods, err := s.top("pod")
+		if err != nil {
+			return err
+		}
+		ofNodes, err := s.top("node")
+		if err != nil {
+			return err
+		}
+		for pod, node := range nodes {
+			// Idle it uses 5m at most. Busy it would use 200m, if this machine had nothing else to do.
+			line := ofPods[pod]
+			if len(line) != 2 {
+				return fmt.Errorf("the pods are %v", ofPods)
+			}
+			if err := errors.Join(atLeast(line[0], "15m"), atLeast(line[1], "16Mi")); err != nil {
+				return fmt.Errorf("pod %s: %w", pod, err)
+			}
+			line = ofNodes[node]
+			if len(line) != 4 || !strings.HasSuffix(line[1], "%") || !strings.HasSuffix(line[3], "%") {
+				return fmt.Errorf("the nodes are %v", ofNodes)
+			}
+			// The system parts of a cell have some 50 MiB.
+			if err := errors.Join(atLeast(line[0], "15m"), atLeast(line[2], "20Mi")); err != nil {
+				return fmt.Errorf("node %s: %w", node, err)
+			}
+		}
+		return nil
+	})
+	for _, args := range [][]string{{"top", "node"}, {"top", "pod", "--containers"}} {
+		s.Logf("kubectl %s\n%s", strings.Join(args, " "), s.Kubectl(args...))
+	}
+}
+
 // Alone in its world: while the metrics API does not answer, on a machine that is busy, no namespace can be deleted.
 func TestMetricsServerAndAutoscalerSeePodsOnCells(t *testing.T) {
 	tier.All(t)
@@ -324,6 +361,12 @@ spec:
   maxReplicas: 2
   metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 15}}}]
 `)
+	s.Apply(elsewhere(namespace.Bare("plain", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'held=$(head -c 20000000 /dev/zero | tr "\0" x); while :; do :; done']
+    resources: {requests: {cpu: 100m}, limits: {cpu: 200m}}
+`)))
 	s.runMetricsServer()
 	autoscaler := func(ctx context.Context) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 		return world.Admin.AutoscalingV2().HorizontalPodAutoscalers(s.NS).Get(ctx, "d", metav1.GetOptions{})
@@ -353,28 +396,7 @@ spec:
 	}
 	busy := list[0].Name
 	s.Kubectl("exec", busy, "--", "touch", "/work")
-	s.Eventually("kubectl top shows the busy pod and the node", func(context.Context) error {
-		used, err := s.top("pod")
-		if err != nil {
-			return err
-		}
-		// Idle it uses 5m at most. Busy it would use 200m, if this machine had nothing else to do.
-		line := used[busy]
-		if len(line) != 2 {
-			return fmt.Errorf("the pods are %v", used)
-		}
-		if err := errors.Join(atLeast(line[0], "15m"), atLeast(line[1], "16Mi")); err != nil {
-			return err
-		}
-		if used, err = s.top("node"); err != nil {
-			return err
-		}
-		if line = used[harness.Node]; len(line) != 4 {
-			return fmt.Errorf("the nodes are %v", used)
-		}
-		// The system parts of a cell have some 50 MiB.
-		return errors.Join(atLeast(line[0], "15m"), atLeast(line[2], "20Mi"))
-	})
+	s.topShows(map[string]string{busy: harness.Node, "plain": ordinaryNode})
 	s.Eventually("the autoscaler adds a pod, on a cell of its own", func(ctx context.Context) error {
 		list, err := pods(ctx)
 		if err != nil {
