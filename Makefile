@@ -206,13 +206,19 @@ $(BIN)/metrics-server: FORCE | announce
 
 # Controllers that evict, resize and scale pods, beside Kip's.
 EVICTORS := $(BIN)/descheduler $(BIN)/vpa-updater $(BIN)/vpa-admission-controller
-.PHONY: evictors
-evictors: $(EVICTORS)
 $(BIN)/descheduler: EVICTOR := sigs.k8s.io/descheduler/cmd/descheduler
 $(BIN)/vpa-updater: EVICTOR := k8s.io/autoscaler/vertical-pod-autoscaler/pkg/updater
 $(BIN)/vpa-admission-controller: EVICTOR := k8s.io/autoscaler/vertical-pod-autoscaler/pkg/admission-controller
 $(EVICTORS): FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C test/evictors build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ $(EVICTOR)
+
+# Of 400 modules: the first build takes ten minutes of CPU.
+KEDA := $(BIN)/keda-operator $(BIN)/keda-adapter
+$(KEDA): $(BIN)/keda-%: FORCE | announce
+	@CGO_ENABLED=0 $(COMPILE) -C test/keda build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ github.com/kedacore/keda/v2/cmd/$*
+
+.PHONY: neighbours
+neighbours: $(EVICTORS) $(KEDA)
 
 # Enforces NetworkPolicies on an ordinary node of the tests.
 $(BIN)/networkpolicies: FORCE | announce
@@ -437,7 +443,7 @@ eks: world-programs local-images bench-tools ## Kip by deploy.sh in a cluster th
 OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/eks test/e2e/pods test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
-other-worlds: world-programs run-image evictors ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
+other-worlds: world-programs run-image neighbours ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
 	@CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.

@@ -61,7 +61,7 @@ func (s *space) deschedule(head string, fits bool, plugins string, pods []corev1
 	out, errs, err := namespace.Run(exec.CommandContext(s.Context(), world.Tool("descheduler"), "--kubeconfig="+world.Kubeconfig,
 		"--policy-config-file="+file, "--descheduling-interval=0", "--secure-port=0", "--v=3"))
 	if err != nil {
-		s.Fatalf("descheduler (is it built? `make evictors`): %v\n%s%s", err, out, errs)
+		s.Fatalf("descheduler (is it built? `make neighbours`): %v\n%s%s", err, out, errs)
 	}
 	if evicted, err = s.gone(s.Context(), pods); err != nil {
 		s.Fatal(err)

@@ -4,8 +4,6 @@ package neighbours
 
 import (
 	"context"
-	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -31,21 +27,47 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// What KEDA makes of a ScaledObject worker with minReplicaCount 0, maxReplicaCount 100 and one trigger (controllers/keda/hpa.go of
-// KEDA 2.21). How fast it scales is the user's choice.
-const kedaHPA = `apiVersion: autoscaling/v2
-kind: HorizontalPodAutoscaler
-metadata: {name: keda-hpa-worker, labels: {app.kubernetes.io/managed-by: keda-operator, scaledobject.keda.sh/name: worker}}
+// kedaKinds are the kinds that KEDA's operator watches: their groups, and whether they have namespaces.
+var kedaKinds = []struct{ group, kind, scope string }{
+	{"keda.sh", "ScaledObject", "Namespaced"},
+	{"keda.sh", "ScaledJob", "Namespaced"},
+	{"keda.sh", "TriggerAuthentication", "Namespaced"},
+	{"keda.sh", "ClusterTriggerAuthentication", "Cluster"},
+	{"eventing.keda.sh", "CloudEventSource", "Namespaced"},
+	{"eventing.keda.sh", "ClusterCloudEventSource", "Cluster"},
+}
+
+// kedaDefinition is as much of KEDA's own definitions as its operator needs.
+const kedaDefinition = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: PLURAL.GROUP}
 spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: worker}
-  minReplicas: 1
-  maxReplicas: 100
-  behavior: {scaleUp: {stabilizationWindowSeconds: 0, policies: [{type: Pods, value: 100, periodSeconds: 15}]}}
-  metrics:
-  - type: External
-    external:
-      metric: {name: s0-queue, selector: {matchLabels: {scaledobject.keda.sh/name: worker}}}
-      target: {type: AverageValue, averageValue: "5"}
+  group: GROUP
+  scope: SCOPE
+  names: {kind: KIND, listKind: KINDList, plural: PLURAL, singular: SINGULAR}
+  versions:
+  - name: v1alpha1
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+---
+`
+
+// scaledObject has one pod for each five in the queue. How fast it scales is the user's choice.
+const scaledObject = `apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata: {name: worker}
+spec:
+  scaleTargetRef: {name: worker}
+  minReplicaCount: 0
+  maxReplicaCount: 100
+  pollingInterval: 1
+  cooldownPeriod: 3
+  advanced: {horizontalPodAutoscalerConfig: {behavior: {
+    scaleUp: {stabilizationWindowSeconds: 0, policies: [{type: Pods, value: 100, periodSeconds: 15}]}}}}
+  triggers:
+  - {type: metrics-api, metadata: {url: 'QUEUE', valueLocation: queue, targetValue: "5"}}
 `
 
 const externalMetrics = `apiVersion: v1
@@ -73,82 +95,69 @@ spec:
   versionPriority: 100
 `
 
-// cooldown is KEDA's cooldownPeriod: how long no work is there until it scales to nothing.
-const cooldown = 3 * time.Second
-
-// keda does what KEDA does: its operator is a program of 370 modules. It scales between 0 and 1 by the scale subresource
-// (pkg/scaling/executor/scale_scaledobjects.go, scaleFromZeroOrIdle and scaleToZeroOrIdle), and serves what is in the queue as an
-// external metric, by which its HorizontalPodAutoscaler does the rest.
-type keda struct {
-	*space
-	queue atomic.Int64
+// serveQueue serves how long the queue is until the test ends, and returns its URL.
+func (s *space) serveQueue(queue *atomic.Int64) string {
+	s.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"queue": %d}`, queue.Load())
+	}))
+	s.Cleanup(server.Close)
+	return server.URL
 }
 
-// serve answers the API server's questions for external metrics.
-func (k *keda) serve() {
-	k.Helper()
-	const group = "/apis/external.metrics.k8s.io/v1beta1"
-	answer := func(w http.ResponseWriter, v any) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(v)
+// defineKEDA has the API server serve KEDA's kinds until the test ends.
+func (s *space) defineKEDA() {
+	s.Helper()
+	var manifest strings.Builder
+	for _, k := range kedaKinds {
+		singular := strings.ToLower(k.kind)
+		_, err := strings.NewReplacer("PLURAL", singular+"s", "SINGULAR", singular, "GROUP", k.group, "KIND", k.kind, "SCOPE", k.scope).
+			WriteString(&manifest, kedaDefinition)
+		if err != nil {
+			s.Fatal(err)
+		}
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+group, func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[string]any{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "external.metrics.k8s.io/v1beta1",
-			"resources": []any{map[string]any{
-				"name": "externalmetrics", "namespaced": true, "kind": "ExternalMetricValueList", "verbs": []string{"get"},
-			}}})
-	})
-	mux.HandleFunc("GET "+group+"/namespaces/"+k.NS+"/s0-queue", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[string]any{"kind": "ExternalMetricValueList", "apiVersion": "external.metrics.k8s.io/v1beta1", "metadata": map[string]any{},
-			"items": []any{map[string]any{"metricName": "s0-queue", "metricLabels": nil, "timestamp": time.Now().UTC().Format(time.RFC3339),
-				"value": strconv.FormatInt(k.queue.Load(), 10)}}})
-	})
-	address := network.Host().String()
-	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	if err != nil {
-		k.Fatal(err)
+	s.cluster(manifest.String())
+	for _, k := range kedaKinds {
+		s.Eventually("the API server serves "+k.kind, func(ctx context.Context) error {
+			path := "/apis/" + k.group + "/v1alpha1/" + strings.ToLower(k.kind) + "s"
+			return world.Admin.CoreV1().RESTClient().Get().AbsPath(path).Do(ctx).Error()
+		})
 	}
-	server := httptest.NewUnstartedServer(mux)
-	_ = server.Listener.Close()
-	server.Listener, server.TLS = l, &tls.Config{}
-	server.StartTLS()
-	k.Cleanup(server.Close)
+}
+
+// runKEDA runs KEDA's operator and its API of metrics until the test ends.
+func (s *space) runKEDA() {
+	s.Helper()
+	s.defineKEDA()
+	dir := s.TempDir()
+	bundle := s.certificate(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+	if err := os.WriteFile(filepath.Join(dir, "ca.crt"), bundle, 0o600); err != nil {
+		s.Fatal(err)
+	}
+	ports := make([]string, 2)
+	for i := range ports {
+		port, err := harness.FreePort()
+		if err != nil {
+			s.Fatal(err)
+		}
+		ports[i] = strconv.Itoa(port)
+	}
+	s.Setenv("WATCH_NAMESPACE", s.NS)
+	s.Setenv("POD_NAMESPACE", s.NS)
+	s.Setenv("KEDA_CLUSTER_OBJECT_NAMESPACE", s.NS)
+	operator, address := net.JoinHostPort("127.0.0.1", ports[0]), network.Host().String()
+	s.run("keda-operator", "--cert-dir="+dir, "--ca-dir="+dir, "--metrics-service-bind-address="+operator,
+		"--enable-prometheus-metrics=false", "--health-probe-bind-address=0")
+	s.run("keda-adapter", "--lister-kubeconfig="+world.Kubeconfig, "--authentication-kubeconfig="+world.Kubeconfig,
+		"--authorization-kubeconfig="+world.Kubeconfig, "--metrics-service-address="+operator, "--bind-address="+address,
+		"--secure-port="+ports[1], "--cert-dir="+dir, "--tls-cert-file="+filepath.Join(dir, "tls.crt"),
+		"--tls-private-key-file="+filepath.Join(dir, "tls.key"), "--port=0")
 	// While the API is registered and not served no namespace can be deleted.
-	fill := strings.NewReplacer("NAMESPACE", k.NS, "ADDRESS", address, "PORT", fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
-	k.cluster(fill.Replace(externalMetrics))
-	k.Eventually("external metrics are served", func(ctx context.Context) error {
-		return world.Admin.CoreV1().RESTClient().Get().AbsPath(group + "/namespaces/" + k.NS + "/s0-queue").Do(ctx).Error()
+	s.cluster(strings.NewReplacer("NAMESPACE", s.NS, "ADDRESS", address, "PORT", ports[1]).Replace(externalMetrics))
+	s.Eventually("external metrics are served", func(ctx context.Context) error {
+		return world.Admin.CoreV1().RESTClient().Get().AbsPath("/apis/external.metrics.k8s.io/v1beta1").Do(ctx).Error()
 	})
-}
-
-// scale is the operator's loop.
-func (k *keda) scale(ctx context.Context) error {
-	deployments, active := world.Admin.AppsV1().Deployments(k.NS), time.Time{}
-	for {
-		now := time.Now()
-		scale, err := deployments.GetScale(ctx, "worker", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		switch work := k.queue.Load() > 0; {
-		case work && scale.Spec.Replicas == 0:
-			scale.Spec.Replicas = 1
-			_, err = deployments.UpdateScale(ctx, "worker", scale, metav1.UpdateOptions{})
-			active = now
-		case work:
-			active = now
-		case scale.Spec.Replicas > 0 && now.Sub(active) > cooldown:
-			scale.Spec.Replicas = 0
-			_, err = deployments.UpdateScale(ctx, "worker", scale, metav1.UpdateOptions{})
-		}
-		if err != nil {
-			return err
-		}
-		if err := harness.Sleep(ctx, time.Second); err != nil {
-			return err
-		}
-	}
 }
 
 // onHollowCells has Kip launch cells without machines, until the test ends, and returns their cloud.
@@ -200,31 +209,32 @@ func (s *space) onHollowCells() *sim.Cloud {
 func TestKEDAScalesFromNothingToAHundredAndBack(t *testing.T) {
 	tier.All(t)
 	// Before the namespace, which goes first and has its cells end.
-	machines := (&space{&namespace.Space{T: t, World: world}}).onHollowCells()
+	machines := (&space{Space: &namespace.Space{T: t, World: world}}).onHollowCells()
 	s := newSpace(t)
-	k := &keda{space: s}
+	s.hollow = true
+	var queue atomic.Int64
+	url := s.serveQueue(&queue)
+	s.runKEDA()
 	s.Apply(deployment("worker", 0, onKip, "        resources: {requests: {cpu: 100m}}\n"))
-	k.serve()
-	s.Apply(kedaHPA)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- k.scale(ctx) }()
-	defer func() {
-		stop()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Error(err)
+	s.Apply(strings.ReplaceAll(scaledObject, "QUEUE", url))
+	// It has a finalizer, which the operator removes.
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), namespace.Patience)
+		defer cancel()
+		if out, errs, err := namespace.Run(s.Command(ctx, "delete", "scaledobject", "worker")); err != nil {
+			s.Errorf("%v\n%s%s", err, out, errs)
 		}
-	}()
+	})
 	for range 2 {
 		began := time.Now()
-		k.queue.Store(500) // five for each of a hundred
+		queue.Store(500) // five for each of a hundred
 		s.readyPods("worker", 100)
 		s.took("100 pods were Ready", began)
 		if n := len(machines.Truth()); n != 100 {
 			t.Errorf("there are %d machines for 100 pods", n)
 		}
 		began = time.Now()
-		k.queue.Store(0)
+		queue.Store(0)
 		s.Eventually("no pod, no cell and no machine is left", func(ctx context.Context) error {
 			pods, err := s.PodsOf(ctx, "worker")
 			if err != nil {
