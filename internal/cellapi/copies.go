@@ -301,11 +301,7 @@ func (c *boundPod) keepsOut(set *setPod) string {
 	for _, p := range c.copies.all {
 		others = append(others, p.current)
 	}
-	for name, place := range c.copies.places {
-		if name != set.setName() {
-			others = append(others, place.pod)
-		}
-	}
+	others = append(others, c.heldFrom(set)...)
 	if len(others) > daemonsets.MostCopies {
 		return fmt.Sprintf("the cell runs %d pods of DaemonSets, which is the most", daemonsets.MostCopies)
 	}

@@ -598,6 +598,26 @@ func TestTheDeletionOfAPodIsSeenWhateverIsKnownOfTheCopiesBesideIt(t *testing.T)
 	}
 }
 
+func TestANodePluginOfThePodsVolumesMayHaveARoomThatIsHeld(t *testing.T) {
+	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "logs"},
+		daemonsets.Entry{Namespace: "logging", Name: "plugin", Drivers: []string{"secrets.example.com"}})
+	asks := func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+	}
+	logs := h.up.put(setPodOn("logs", "logs-1", asks)).(*corev1.Pod)
+	c := newMachine(t, "c1").joinReady(h)
+	c.Reserve(nil, []string{"secrets.example.com"})
+	h.bindNew(c, podOn("web"))
+	eventually(t, "it runs", func() bool { return len(h.server.Copies(logs.UID)) == 1 })
+	h.server.sets.gone(logs)
+	h.up.remove(logs)
+	plugin := h.up.put(setPodOn("plugin", "plugin-1", asks)).(*corev1.Pod)
+	eventually(t, "the plugin is seen to", func() bool { return len(h.server.Copies(plugin.UID)) == 1 })
+	if is := h.server.Copies(plugin.UID)[0]; is.LeftOut {
+		t.Errorf("it is left out for a set that has no pod: %+v", is)
+	}
+}
+
 func TestARoomIsItsSetsThroughAnUpdate(t *testing.T) {
 	asks := func(cpu string, port int32, age time.Duration) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {

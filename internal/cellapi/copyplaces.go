@@ -12,8 +12,8 @@ import (
 // copyPlace is what a copy had of its machine, room and host ports, when it ended with its pod. It stays the set's until the next pod of
 // the set comes: otherwise a set that was left out would take it in the middle of an update.
 type copyPlace struct {
-	pod   *corev1.Pod // of the set
-	until time.Time   // zero while the pod stands on the node, where other cells may still end their copies
+	set   *setPod
+	until time.Time // zero while the pod stands on the node, where other cells may still end their copies
 }
 
 // holdPlace holds the place of a copy that has ended with its pod. c.mu is held.
@@ -24,7 +24,19 @@ func (c *boundPod) holdPlace(p *copied) {
 			return // the next pod of the set runs already
 		}
 	}
-	c.copies.places[name] = &copyPlace{pod: p.set.pod}
+	c.copies.places[name] = &copyPlace{set: p.set}
+}
+
+// heldFrom are the pods of sets whose places a set cannot have. A node plugin of the pod's volumes may have those of all other sets: the pod
+// does not start without it. c.mu is held.
+func (c *boundPod) heldFrom(set *setPod) (others []*corev1.Pod) {
+	plugin := set.terms.HasPlugin(c.drivers)
+	for name, place := range c.copies.places {
+		if name != set.setName() && (!plugin || place.set.terms.HasPlugin(c.drivers)) {
+			others = append(others, place.set.pod)
+		}
+	}
+	return others
 }
 
 // seePlaces gives up the places of sets that have had no pod on the node for a while. c.mu is held.
@@ -32,7 +44,7 @@ func (c *boundPod) seePlaces() {
 	now := c.server.clock.Now()
 	for name, place := range c.copies.places {
 		switch {
-		case place.until.IsZero() && c.server.sets.has(c.as.name, place.pod.UID):
+		case place.until.IsZero() && c.server.sets.has(c.as.name, place.set.pod.UID):
 		case place.until.IsZero():
 			place.until = now.Add(daemonsets.StartsWithin)
 			c.later(daemonsets.StartsWithin, c.seeCopies)
