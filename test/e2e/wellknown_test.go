@@ -189,7 +189,18 @@ func TestADaemonSetThatCannotRunKeepsNoPodFromRunning(t *testing.T) {
 	if now := s.WaitReady("web"); now.UID != pod.UID || now.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Errorf("the pod noticed: %s", namespace.States(now))
 	}
+	// For a pod that requests something Kip looks for a machine that has room for the sets, and no type has it.
+	s.Apply(namespace.Bare("asks", `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
+    resources: {requests: {cpu: 10m, memory: 16Mi}}
+`))
+	s.WaitReady("asks")
+	for _, told := range []string{"asks", s.setPod("huge", "").Name} {
+		s.WaitEvent(told, "DaemonSetLeftOut", "Pod "+s.NS+"/asks gets a machine without room for DaemonSet "+s.NS+"/huge")
+	}
 	s.Kubectl("delete", "daemonset", "--all")
-	s.deleteAll("web")
+	s.deleteAll("web", "asks")
 	s.NoOtherCells()
 }
