@@ -81,7 +81,7 @@ func (ps Profiles) unasked(configuration *unstructured.Unstructured) error {
 			return at == path
 		})
 	}
-	const want = ": want the webhooks that the chart makes of config.admission.profiles"
+	const want = ": want the webhooks that the chart makes of config.admission.profiles, or those of docs/profiles.md"
 	switch {
 	case !asks(profiledPath):
 		return errUnasked("admission.profiles have no effect: no webhook of the MutatingWebhookConfiguration has the path " + profiledPath + want)

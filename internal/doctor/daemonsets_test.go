@@ -134,6 +134,15 @@ func TestDoctorFindsThatProfilesHaveNoWebhooks(t *testing.T) {
 			w.others = append(w.others, &corev1.Service{ObjectMeta: meta("kip-system", "kip-provider-webhook")})
 		}
 	}
+	leavesOut := func(namespace string) func(*world) {
+		return func(w *world) {
+			with("only", profiledPath)(w)
+			w.provider.Admission.Profiles[0].Namespaces = []string{"ml-*", "kube-system"}
+			w.hook.Webhooks[len(w.hook.Webhooks)-1].NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: []string{namespace}},
+			}}
+		}
+	}
 	const check = "profiles"
 	examineEach(t, map[string]broken{
 		"none": {installed, with("only"), check, finding.Failed, "admission.profiles have no effect: the API server does not ask Kip about pods",
@@ -142,8 +151,12 @@ func TestDoctorFindsThatProfilesHaveNoWebhooks(t *testing.T) {
 			`(echo config:; kubectl get configmap -n kip-system kip-config -o jsonpath='{.data.provider\.yaml}' | sed 's/^/  /') | ` +
 				"helm template kip-provider deploy/helm/kip --namespace kip-system --set existingConfigMap=kip-config,fullnameOverride=kip-provider,nodeName=kip-0,nodeCount=64 " +
 				"--values - --show-only templates/webhook.yaml | kubectl apply --server-side --field-manager=kip-profiles -f -"},
-		"no bindings":   {installed, with("burst", profiledPath), check, finding.Failed, "podDeletionCost of admission.profiles has no effect", "helm upgrade"},
-		"no costs":      {installed, with("only", profiledPath), check, finding.OK, "1 profiles", ""},
+		"no bindings": {installed, with("burst", profiledPath), check, finding.Failed, "podDeletionCost of admission.profiles has no effect", "helm upgrade"},
+		"no costs":    {installed, with("only", profiledPath), check, finding.OK, "1 profiles", ""},
+		"a namespace that is left out": {byManifests, leavesOut("kube-system"), check, finding.Failed,
+			"profile batch names namespace kube-system, and the API server does not ask Kip about pods there",
+			"kubectl apply --server-side --force-conflicts --field-manager=kip-profiles"},
+		"another is":    {byManifests, leavesOut("kube-public"), check, finding.OK, "1 profiles", ""},
 		"both":          {installed, with("burst", profiledPath, bindingsPath), check, finding.OK, "1 profiles", ""},
 		"not installed": {installed, func(w *world) { with("only")(w); w.hook, w.answers = nil, false }, check, finding.Failed, "no webhook has the path", "helm upgrade"},
 	})

@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/finding"
@@ -34,21 +37,46 @@ func (k ports) profiles(ctx context.Context) []finding.Finding {
 		return one(finding.Fail(k.profileWebhooks(configured),
 			"podDeletionCost of admission.profiles has no effect: no webhook has the path %s", bindingsPath))
 	}
+	for _, p := range k.c.Provider.Admission.Profiles {
+		for _, namespace := range p.Namespaces {
+			if !asksAbout(configured, profiledPath, namespace) {
+				cure := strings.Replace(k.profileWebhooks(configured), "apply --server-side ", "apply --server-side --force-conflicts ", 1)
+				return one(finding.Fail(cure, "profile %s names namespace %s, and the API server does not ask Kip about pods there", p.Name, namespace))
+			}
+		}
+	}
 	return one(finding.Fine("the API server asks Kip about the pods that %d profiles may choose", len(k.c.Provider.Admission.Profiles)))
 }
 
 // asks reports whether a webhook has this path.
 func asks(c *admissionregistrationv1.MutatingWebhookConfiguration, path string) bool {
 	return c != nil && slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
-		at := w.ClientConfig
-		switch {
-		case at.Service != nil:
-			return at.Service.Path != nil && *at.Service.Path == path
-		case at.URL != nil:
-			parsed, err := url.Parse(*at.URL)
-			return err == nil && parsed.Path == path
+		return pathOf(w.ClientConfig) == path
+	})
+}
+
+// pathOf is the path at which a webhook is called; "" for none.
+func pathOf(at admissionregistrationv1.WebhookClientConfig) string {
+	switch {
+	case at.Service != nil:
+		return ptr.Deref(at.Service.Path, "")
+	case at.URL != nil:
+		if parsed, err := url.Parse(*at.URL); err == nil {
+			return parsed.Path
 		}
-		return false
+	}
+	return ""
+}
+
+// asksAbout reports whether a webhook with this path is asked about pods of a namespace, as far as its name decides that.
+func asksAbout(c *admissionregistrationv1.MutatingWebhookConfiguration, path, namespace string) bool {
+	return strings.HasSuffix(namespace, "*") || slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
+		return pathOf(w.ClientConfig) == path && (w.NamespaceSelector == nil ||
+			!slices.ContainsFunc(w.NamespaceSelector.MatchExpressions, func(e metav1.LabelSelectorRequirement) bool {
+				in := slices.Contains(e.Values, namespace)
+				return e.Key == corev1.LabelMetadataName && (e.Operator == metav1.LabelSelectorOpNotIn && in ||
+					e.Operator == metav1.LabelSelectorOpIn && !in)
+			}))
 	})
 }
 
