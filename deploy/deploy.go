@@ -30,6 +30,11 @@ var Policies []byte
 //go:embed manifests/rights/webhook.yaml
 var Webhook []byte
 
+// WebhookDaemonSets is Webhook where DaemonSets run beside pods.
+//
+//go:embed manifests/rights/webhook-daemonsets.yaml
+var WebhookDaemonSets []byte
+
 // CloudInit is an example of an operator's cloud-init file, as a Secret.
 //
 //go:embed manifests/rights/cloud-init.yaml
@@ -54,6 +59,11 @@ var EKS []byte
 //
 //go:embed manifests/eks/profiles.yaml
 var EKSProfiles []byte
+
+// EKSDaemonSets is that where DaemonSets run beside pods: with the webhook that is asked about all of them.
+//
+//go:embed manifests/eks/daemonsets.yaml
+var EKSDaemonSets []byte
 
 // EKSNamespace stands in these for the namespace of Kip, and for nothing else.
 const EKSNamespace = "namespace-of-kip"

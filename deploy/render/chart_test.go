@@ -198,6 +198,7 @@ func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 	for text, words := range map[string][]string{
 		profiled("- {name: a, mode: only}") + "webhook: {enabled: false}": {"webhook.enabled is false", "config.admission.profiles"},
 		least + "\nwebhook: {enabled: false, profiles: true}":             {"webhook.enabled is false", "webhook.profiles"},
+		least + "\nwebhook: {enabled: false, daemonSets: true}":           {"webhook.enabled is false", "webhook.daemonSets"},
 		profiled("- {name: a, modus: only}"):                              {"/config/admission/profiles/0", "modus"},
 		"":                                                                {"config.cloud", "config.cloud.aws.region=us-east-1"},
 		"config: {cloud: {aws: {}}}":                                      {"config.cells.defaultInstanceType"},
@@ -727,7 +728,12 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 		profiled("- {name: a, mode: burst}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
 		profiled("- {name: a, mode: burst, podDeletionCost: 0}"):  {"selecting", "namespaces", "profiles", "resizes"},
 		profiled("- {name: a, mode: only, podDeletionCost: -10}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
-		least + anyProfiles: {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+		least + anyProfiles:                                                           {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+		withSets("daemonSets: [{namespace: a}]"):                                      {"selecting", "namespaces", "resizes", "daemonsets"},
+		withSets("csiDrivers: [{name: d.example.com, daemonSet: a/b}]"):               {"selecting", "namespaces", "resizes"},
+		withSets("csiDrivers: [{name: d.example.com, daemonSet: a/b, beside: true}]"): {"selecting", "namespaces", "resizes", "daemonsets"},
+		withSets("grants: {namespaces: [{namespace: a, besidePods: true}]}"):          {"selecting", "namespaces", "resizes", "daemonsets"},
+		least + "\nwebhook: {daemonSets: true}\n":                                     {"selecting", "namespaces", "resizes", "daemonsets"},
 	} {
 		if got := names(text); !slices.Equal(got, want) {
 			t.Errorf("%s: webhooks %q, want %q", text, got, want)
@@ -766,3 +772,26 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 
 // anyProfiles are values by which the webhooks are those of profiles that the chart does not see.
 const anyProfiles = "\nwebhook: {profiles: true}\n"
+
+// withSets are values with further keys of cells.
+func withSets(cells string) string {
+	return strings.Replace(least, "cells: {", "cells: {"+cells+", ", 1)
+}
+
+// Whoever has taken over Kip could change each DaemonSet that Kip is asked about.
+func TestTheWebhookAsksAboutTheDaemonSetsThatAreNamedAlone(t *testing.T) {
+	for cells, want := range map[string]string{
+		"daemonSets: [{namespace: a, name: b}, {namespace: c, selector: x}]": `(request.namespace == "a" && object.metadata.name == "b") ||` +
+			"\n" + `(request.namespace == "c")`,
+		"csiDrivers: [{name: d.example.com, daemonSet: a/b, beside: true}, {name: e.example.com, daemonSet: a/b, beside: true}]": `(request.namespace == "a" && ` +
+			`object.metadata.name == "b")`,
+		"grants: {namespaces: [{namespace: a, besidePods: true}, {namespace: b}]}": `object.spec.template.?metadata.?annotations[?'pod.elotl.co/beside-pods'].hasValue()`,
+	} {
+		object := named(t, objects(t, withSets(cells)), "MutatingWebhookConfiguration", "")
+		c := into[admissionregistrationv1.MutatingWebhookConfiguration](t, object)
+		w := c.Webhooks[len(c.Webhooks)-1]
+		if w.Name != "daemonsets.kip.elotl.co" || len(w.MatchConditions) != 1 || w.MatchConditions[0].Expression != want {
+			t.Errorf("%s: %s asks by %+v, want %s", cells, w.Name, w.MatchConditions, want)
+		}
+	}
+}

@@ -30,6 +30,8 @@ policies: {namespaces: true}`,
 	"webhook": "",
 	"webhook-profiles": `
 webhook: {profiles: true}`,
+	"webhook-daemonsets": `
+webhook: {daemonSets: true}`,
 	"storageclass": "",
 	"csr": `
 servingCertificate: {source: csr, requester: kip}`,
@@ -47,7 +49,7 @@ cloudInit: |
   - sysctl -p /etc/sysctl.d/90-cells.conf`,
 }
 
-var templateOf = map[string]string{"webhook-profiles": "webhook"}
+var templateOf = map[string]string{"webhook-profiles": "webhook", "webhook-daemonsets": "webhook"}
 
 const rightsValues = `
 config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
@@ -56,9 +58,11 @@ createNamespace: true
 `
 
 // onEKS is what kipctl eks deploy installs, in the namespace and with the image, the role and the configuration that it is given. The
-// namespace here is deploy.EKSNamespace, in whose place it writes another. What profiles has of it is for a configuration with profiles.
-var onEKS = struct{ file, profiles, release, namespace, values string }{
-	"deploy/manifests/eks/kip.yaml", "deploy/manifests/eks/profiles.yaml", "kip-provider", "namespace-of-kip", `
+// namespace here is deploy.EKSNamespace, in whose place it writes another. What profiles and daemonSets have of it is for a
+// configuration with these.
+var onEKS = struct{ file, profiles, daemonSets, release, namespace, values string }{
+	"deploy/manifests/eks/kip.yaml", "deploy/manifests/eks/profiles.yaml", "deploy/manifests/eks/daemonsets.yaml",
+	"kip-provider", "namespace-of-kip", `
 config:
   cloud: {aws: {}}
   cells: {defaultInstanceType: t3.micro}
@@ -112,6 +116,14 @@ host: {name: rack-1}`,
 	"any-profiles": `
 config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
 webhook: {profiles: true}`,
+	"daemonsets": `
+config:
+  cloud: {aws: {}}
+  cells:
+    defaultInstanceType: t3.micro
+    daemonSets: [{namespace: logging, name: fluent-bit}, {namespace: agents, selector: "app in (a, b)"}]
+    csiDrivers: [{name: secrets-store.csi.k8s.io, daemonSet: kube-system/csi-secrets-store, beside: true}]
+    grants: {namespaces: [{namespace: team-a, besidePods: true}]}`,
 	"profiles": `
 config:
   cloud: {aws: {}}
@@ -150,7 +162,7 @@ func trial(c *chart.Chart, name string) ([]byte, error) {
 	}
 	var objects [][]byte
 	templates := trialTemplates
-	if strings.HasSuffix(name, "profiles") { // they change nothing else
+	if strings.HasSuffix(name, "profiles") || name == "daemonsets" { // they change nothing else
 		templates = []string{"webhook"}
 	}
 	for _, template := range templates {
@@ -193,10 +205,12 @@ func generated(folder string) (map[string][]byte, error) {
 		return nil, fmt.Errorf("render %s: %w", onEKS.file, err)
 	}
 	files[onEKS.file] = append([]byte(generatedBy), together(outputs)...)
-	if outputs, err = eks.profiled().render(c); err != nil {
-		return nil, fmt.Errorf("render %s: %w", onEKS.profiles, err)
+	for file, key := range map[string]string{onEKS.profiles: "profiles", onEKS.daemonSets: "daemonSets"} {
+		if outputs, err = eks.asking(key).render(c); err != nil {
+			return nil, fmt.Errorf("render %s: %w", file, err)
+		}
+		files[file] = append([]byte(generatedBy), outputs["webhook"]...)
 	}
-	files[onEKS.profiles] = append([]byte(generatedBy), outputs["webhook"]...)
 	crd, err := os.ReadFile(filepath.Join(folder, crdFile))
 	if err != nil {
 		return nil, err
@@ -212,8 +226,10 @@ func generated(folder string) (map[string][]byte, error) {
 			return nil, fmt.Errorf("render %s: %w", base, err)
 		}
 		files[base+"/kip.yaml"] = append([]byte(generatedBy), together(outputs)...)
-		if err := addProfiles(files, c, r, base, outputs); err != nil {
-			return nil, err
+		for folder := range components {
+			if err := addComponent(files, c, r, base, folder, outputs); err != nil {
+				return nil, err
+			}
 		}
 		files[base+"/crd.yaml"] = append([]byte("# Generated from "+crdFile+" by make manifests.\n"), crd...)
 	}

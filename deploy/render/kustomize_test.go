@@ -237,9 +237,16 @@ func TestNothingRefusesThePodsOf2020BeforeKipIsAsked(t *testing.T) {
 	}
 }
 
-// A kustomization that names the folder profiles of a base has the webhooks that the chart makes, in the same order: the API server calls
-// them so, and those of profiles are not to come before those of pods that select Kip's nodes.
-func TestABaseHasTheWebhooksOfProfilesAsAComponent(t *testing.T) {
+// A kustomization that names the folder profiles or daemonsets of a base has the webhooks that the chart makes, in the same order: the
+// API server calls them so, and those of profiles are not to come before those of pods that select Kip's nodes.
+func TestABaseHasFurtherWebhooksAsComponents(t *testing.T) {
+	for name, folders := range map[string][]string{"profiles": {"profiles"}, "sets": {"daemonsets"}, "both": {"daemonsets", "profiles"}} {
+		t.Run(name, func(t *testing.T) { hasComponents(t, folders) })
+	}
+}
+
+// hasComponents checks that a base with components has the webhooks of the chart.
+func hasComponents(t *testing.T, folders []string) {
 	c, err := loadChart(top)
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +256,11 @@ func TestABaseHasTheWebhooksOfProfilesAsAComponent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.values["webhook"] = map[string]any{"profiles": true}
+		values := map[string]any{}
+		for _, folder := range folders {
+			values[components[folder].key] = true
+		}
+		r.values["webhook"] = values
 		outputs, err := r.render(c)
 		if err != nil {
 			t.Fatal(err)
@@ -261,7 +272,10 @@ func TestABaseHasTheWebhooksOfProfilesAsAComponent(t *testing.T) {
 			at, err = filepath.Rel(folder, at)
 		}
 		if err == nil {
-			text := fmt.Appendf(nil, "resources: [%s]\ncomponents: [%s/profiles]\n", at, at)
+			text := fmt.Appendf(nil, "resources: [%s]\ncomponents:\n", at)
+			for _, folder := range folders {
+				text = fmt.Appendf(text, "- %s/%s\n", at, folder)
+			}
 			err = os.WriteFile(filepath.Join(folder, "kustomization.yaml"), text, 0o600)
 		}
 		if err != nil {

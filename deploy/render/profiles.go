@@ -9,15 +9,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// profiled returns the release with the webhooks that any profiles need.
-func (r release) profiled() release {
+// asking returns the release with the webhooks that a key of the chart's webhook asks for: those that any profiles, or DaemonSets, need.
+func (r release) asking(key string) release {
 	r.values = maps.Clone(r.values)
-	r.values["webhook"] = map[string]any{"profiles": true}
+	r.values["webhook"] = map[string]any{key: true}
 	return r
 }
 
-// componentFile is the kustomization of the folder profiles of a base, for those whose provider.yaml has profiles.
-const componentFile = `# Webhooks for admission.profiles in provider.yaml: docs/profiles.md.
+// components are the folders of a base with webhooks that some configurations need: the key of the chart's webhook, and what of
+// provider.yaml needs them.
+var components = map[string]struct{ key, about string }{
+	"profiles":   {"profiles", "admission.profiles in provider.yaml: docs/profiles.md"},
+	"daemonsets": {"daemonSets", "cells.daemonSets in provider.yaml: docs/daemonsets.md"},
+}
+
+// componentFile is the kustomization of such a folder.
+const componentFile = `# Webhooks for %s.
 # Name this folder in components of your kustomization.
 apiVersion: kustomize.config.k8s.io/v1alpha1
 kind: Component
@@ -28,12 +35,12 @@ patches:
     name: %s
 `
 
-// addProfiles adds the folder profiles of a base, which adds the webhooks that profiles need to those of the base. outputs are the
-// base's own.
-func addProfiles(files map[string][]byte, c *chart.Chart, r release, base string, outputs map[string][]byte) error {
-	more, err := r.profiled().render(c)
+// addComponent adds a folder to a base, which adds webhooks to those of the base. outputs are the base's own.
+func addComponent(files map[string][]byte, c *chart.Chart, r release, base, folder string, outputs map[string][]byte) error {
+	of := components[folder]
+	more, err := r.asking(of.key).render(c)
 	if err != nil {
-		return fmt.Errorf("render %s with profiles: %w", base, err)
+		return fmt.Errorf("render %s with %s: %w", base, folder, err)
 	}
 	was, name, err := webhooksOf(outputs["webhook"])
 	if err != nil {
@@ -50,15 +57,19 @@ func addProfiles(files map[string][]byte, c *chart.Chart, r release, base string
 	var patch []map[string]any
 	for i, hook := range is {
 		if !has[hook.(map[string]any)["name"]] {
-			patch = append(patch, map[string]any{"op": "add", "path": fmt.Sprint("/webhooks/", i), "value": hook})
+			at := fmt.Sprint("/webhooks/", i)
+			if of.key == "daemonSets" {
+				at = "/webhooks/-" // last, whichever component comes first
+			}
+			patch = append(patch, map[string]any{"op": "add", "path": at, "value": hook})
 		}
 	}
 	text, err := yaml.Marshal(patch)
 	if err != nil {
 		return err
 	}
-	files[base+"/profiles/webhooks.yaml"] = append([]byte(generatedBy), text...)
-	files[base+"/profiles/kustomization.yaml"] = fmt.Appendf([]byte(generatedBy), componentFile, name)
+	files[base+"/"+folder+"/webhooks.yaml"] = append([]byte(generatedBy), text...)
+	files[base+"/"+folder+"/kustomization.yaml"] = fmt.Appendf([]byte(generatedBy), componentFile, of.about, name)
 	return nil
 }
 

@@ -28,10 +28,10 @@ func rightsFor(node string) []byte {
 const webhookPort = 9443
 
 // webhooksFor is a manifest by which the API server asks the Kip of a node about pods:
-// that of deploy.Webhook, at the Kip's address. The Service of that leads to pods, and
+// that of deploy.WebhookDaemonSets, at the Kip's address. The Service of that leads to pods, and
 // Kip is none here.
 func webhooksFor(node string, address netip.Addr) ([]byte, error) {
-	objects, err := manifest.Parse(deploy.Webhook)
+	objects, err := manifest.Parse(deploy.WebhookDaemonSets)
 	if err != nil {
 		return nil, err
 	}
@@ -59,5 +59,5 @@ func webhooksFor(node string, address netip.Addr) ([]byte, error) {
 		}
 		return yaml.Marshal(o.Object)
 	}
-	return nil, errors.New("deploy.Webhook has no MutatingWebhookConfiguration")
+	return nil, errors.New("deploy.WebhookDaemonSets has no MutatingWebhookConfiguration")
 }

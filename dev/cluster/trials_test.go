@@ -110,19 +110,22 @@ func read(t *testing.T, path string) []byte {
 	return text
 }
 
-// theAPIServerTakesWebhooksOfProfiles asks the API server whether it takes the conditions that the chart makes of profiles. It makes no
-// webhook: nobody would answer.
+// theAPIServerTakesWebhooksOfProfiles asks the API server whether it takes the conditions that the chart makes of profiles and DaemonSets.
+// It makes no webhook: nobody would answer.
 func theAPIServerTakesWebhooksOfProfiles(t *testing.T, is identities) {
 	objects, err := manifest.Parse(read(t, "testdata/profiles.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	anyProfiles, err := manifest.Parse(read(t, "testdata/any-profiles.yaml"))
-	if err != nil {
-		t.Fatal(err)
+	for _, more := range []string{"testdata/any-profiles.yaml", "testdata/daemonsets.yaml"} {
+		others, err := manifest.Parse(read(t, more))
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, others...)
 	}
 	asked := 0
-	for _, o := range append(objects, anyProfiles...) {
+	for _, o := range objects {
 		if o.GetKind() != "MutatingWebhookConfiguration" {
 			continue
 		}
@@ -136,7 +139,7 @@ func theAPIServerTakesWebhooksOfProfiles(t *testing.T, is identities) {
 			t.Errorf("the webhooks of profiles: %v", err)
 		}
 	}
-	if asked != 10 {
+	if asked != 14 {
 		t.Errorf("there are %d webhooks", asked)
 	}
 }

@@ -64,10 +64,10 @@ func hostsOf(configs []map[string]any) ([]string, error) {
 	return hosts, nil
 }
 
-// unasked is an error if the API server does not ask what profiles need.
-func (ps Profiles) unasked(configuration *unstructured.Unstructured) error {
+// unasked is an error if the API server does not ask what profiles, or sets that run beside pods, need.
+func (w *Webhook) unasked(configuration *unstructured.Unstructured) error {
 	configs, err := clientConfigs(configuration)
-	if err != nil || len(ps.List) == 0 {
+	if err != nil {
 		return err
 	}
 	asks := func(path string) bool {
@@ -81,8 +81,14 @@ func (ps Profiles) unasked(configuration *unstructured.Unstructured) error {
 			return at == path
 		})
 	}
+	return errors.Join(w.cfg.Profiles.unasked(asks), w.cfg.Sets.unasked(asks))
+}
+
+// unasked is an error if the API server does not ask what profiles need.
+func (ps Profiles) unasked(asks func(path string) bool) error {
 	const want = ": want the webhooks that the chart makes of config.admission.profiles, or those of docs/profiles.md"
 	switch {
+	case len(ps.List) == 0:
 	case !asks(profiledPath):
 		return errUnasked("admission.profiles have no effect: no webhook of the MutatingWebhookConfiguration has the path " + profiledPath + want)
 	case ps.cost() && !asks(bindingsPath):

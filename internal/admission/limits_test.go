@@ -154,7 +154,7 @@ func TestQuestionsThatWaitForTheAPIServerKeepOutNoOther(t *testing.T) {
 			<-asked
 			return labels.Set{"a": "b"}, nil
 		}
-		l := serving(t, newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, turnTimeout,
+		l := serving(t, newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, Sets{}, turnTimeout,
 			slog.New(slog.DiscardHandler)))
 		ask := func(c net.Conn) {
 			body := asking(podForKip)
@@ -197,7 +197,7 @@ func TestQuestionsAreReadFewAtOnceAndForThoseWhoWait(t *testing.T) {
 			<-goOn
 			return rules()
 		}
-		l := serving(t, newReviews(slow, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, turnTimeout,
+		l := serving(t, newReviews(slow, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, Sets{}, turnTimeout,
 			slog.New(slog.DiscardHandler)))
 		var first []net.Conn
 		for range reviewsAtOnce {

@@ -63,6 +63,16 @@ func patched(t testing.TB, pod *corev1.Pod, scope Scope, defaults Defaults) (*co
 // applied is a pod after a patch, both in JSON.
 func applied(t testing.TB, object, text []byte) *corev1.Pod {
 	t.Helper()
+	var after corev1.Pod
+	if err := json.Unmarshal(patchedText(t, object, text), &after); err != nil {
+		t.Fatal(err)
+	}
+	return &after
+}
+
+// patchedText is an object after a patch, all in JSON.
+func patchedText(t testing.TB, object, text []byte) []byte {
+	t.Helper()
 	patch, err := jsonpatch.DecodePatch(text)
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
@@ -71,11 +81,7 @@ func applied(t testing.TB, object, text []byte) *corev1.Pod {
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	var after corev1.Pod
-	if err := json.Unmarshal(object, &after); err != nil {
-		t.Fatal(err)
-	}
-	return &after
+	return object
 }
 
 // podFrom is a pod with a spec and annotations in YAML.

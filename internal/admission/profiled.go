@@ -73,7 +73,7 @@ func (r Rules) PatchProfiled(pod *corev1.Pod, shape shape, p *Profile, defaults 
 		patch = append(patch, chosen...)
 		patch = append(patch, tolerate(pod.Spec.Tolerations, r.tolerationOfTaint(pod.Spec.Tolerations), defaults)...)
 	case p.Mode == Burst:
-		patch = append(addTolerations(pod.Spec.Tolerations, r.tolerationOfTaint(pod.Spec.Tolerations)), r.prefer(shape)...)
+		patch = append(addTolerations("", pod.Spec.Tolerations, r.tolerationOfTaint(pod.Spec.Tolerations)), r.prefer(shape)...)
 	case p.Mode == Never:
 		patch = r.keepAway(&pod.Spec, shape)
 	}

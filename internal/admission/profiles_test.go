@@ -36,7 +36,7 @@ func profilesOf(list ...Profile) Profiles {
 // madeBy is how a pod of a namespace is made by profiles, and the warnings.
 func madeBy(t *testing.T, profiles Profiles, namespace string, pod *corev1.Pod) (*corev1.Pod, []string) {
 	t.Helper()
-	h := newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, time.Minute, slog.New(slog.DiscardHandler))
+	h := newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, Sets{}, time.Minute, slog.New(slog.DiscardHandler))
 	object, err := json.Marshal(pod)
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func TestPodsOnKipsNodesGetTheCostOfTheirProfile(t *testing.T) {
 		}
 		return pods[name], nil
 	}
-	h := newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, time.Minute, slog.New(slog.DiscardHandler))
+	h := newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, Sets{}, time.Minute, slog.New(slog.DiscardHandler))
 	for _, c := range []struct{ pod, node, annotations, want string }{
 		{"burst", "kip-0", "", "-1"},
 		{"burst", "kip-0", `"scheduler":"x"`, "-1"},

@@ -91,7 +91,7 @@ func TestAMachineThatIsNotReadHoldsUpNobodyForLong(t *testing.T) {
 		h := newReviews(rules, func() Defaults { return UpstreamDefaults }, func(ctx context.Context, _ types.UID) (Machine, bool, error) {
 			<-ctx.Done()
 			return Machine{}, false, ctx.Err()
-		}, Profiles{}, time.Hour, slog.New(slog.DiscardHandler))
+		}, Profiles{}, Sets{}, time.Hour, slog.New(slog.DiscardHandler))
 		began := time.Now()
 		var all sync.WaitGroup
 		ask := func(says, path, body string) {
@@ -121,7 +121,7 @@ func TestAForgedResizeIsLeftAlone(t *testing.T) {
 	h := newReviews(rules, func() Defaults { return UpstreamDefaults }, func(context.Context, types.UID) (Machine, bool, error) {
 		asked = true
 		return Machine{}, false, nil
-	}, Profiles{}, time.Minute, slog.New(slog.DiscardHandler))
+	}, Profiles{}, Sets{}, time.Minute, slog.New(slog.DiscardHandler))
 	many := `{"containers":[` + strings.Repeat("{},", bodyLimit/4) + `{}]}`
 	for says, c := range map[string]struct {
 		body string

@@ -38,13 +38,14 @@ const (
 	turnTimeout = 3 * time.Second
 )
 
-// The paths at which is asked about the pods of each scope, and about resizes.
+// The paths at which is asked about the pods of each scope, about resizes, and about DaemonSets.
 const (
 	selectingPath   = "/pods"
 	inNamespacePath = "/namespaced-pods"
 	profiledPath    = "/profiled-pods"
 	resizesPath     = "/resizes"
 	bindingsPath    = "/bindings"
+	daemonSetsPath  = "/daemonsets"
 )
 
 // Scopes of pods that are made already.
@@ -63,6 +64,7 @@ type reviews struct {
 	defaults func() Defaults
 	machines Machines
 	profiles Profiles
+	sets     Sets
 	bodies   *keyed.Places[sources.Source]
 	asking   *keyed.Places[sources.Source]
 	turns    *semaphore.Weighted
@@ -70,13 +72,14 @@ type reviews struct {
 	log      *slog.Logger
 }
 
-func newReviews(rules func() Rules, defaults func() Defaults, machines Machines, profiles Profiles, patience time.Duration,
+func newReviews(rules func() Rules, defaults func() Defaults, machines Machines, profiles Profiles, sets Sets, patience time.Duration,
 	log *slog.Logger) http.Handler {
 	rs := &reviews{
 		rules:    rules,
 		defaults: defaults,
 		machines: machines,
 		profiles: profiles,
+		sets:     sets,
 		bodies:   keyed.NewPlaces[sources.Source](bodiesAtOnce, bodiesOfOne),
 		asking:   keyed.NewPlaces[sources.Source](questionsAtOnce, questionsOfOne),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
@@ -89,6 +92,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, machines Machines,
 	mux.HandleFunc("POST "+profiledPath, rs.serve(Profiled))
 	mux.HandleFunc("POST "+resizesPath, rs.serve(Resizing))
 	mux.HandleFunc("POST "+bindingsPath, rs.serve(Binding))
+	mux.HandleFunc("POST "+daemonSetsPath, rs.serve(Templates))
 	return mux
 }
 
@@ -197,7 +201,12 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 	response := &admissionv1.AdmissionResponse{UID: asked.UID, Allowed: true}
 	ofPods := asked.Resource == (metav1.GroupVersionResource{Version: "v1", Resource: "pods"})
 	var err error
+	what := "the pod"
 	switch {
+	case asked.Resource == daemonSetsResource && scope == Templates && asked.SubResource == "" &&
+		(asked.Operation == admissionv1.Create || asked.Operation == admissionv1.Update):
+		what = "the DaemonSet"
+		err = rs.fit(response, asked.Object, asked.Namespace)
 	case ofPods && scope == Resizing && asked.Operation == admissionv1.Update && asked.SubResource == "resize":
 		err = rs.resizeOf(ctx, response, asked.Object, asked.OldObject)
 	case ofPods && scope == Binding && asked.Operation == admissionv1.Create && asked.SubResource == "binding":
@@ -209,7 +218,7 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 	}
 	var tooMany *tooManyError
 	if errors.As(err, &tooMany) {
-		response.Warnings = []string{"Kip leaves the pod as it is: " + tooMany.Error()}
+		response.Warnings = []string{"Kip leaves " + what + " as it is: " + tooMany.Error()}
 	} else if err != nil {
 		return nil, err
 	}

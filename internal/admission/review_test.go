@@ -34,7 +34,7 @@ type patient struct{ *httptest.ResponseRecorder }
 func (patient) SetReadDeadline(time.Time) error { return nil }
 
 func handler() http.Handler {
-	return newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, time.Minute, slog.New(slog.DiscardHandler))
+	return newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, Sets{}, time.Minute, slog.New(slog.DiscardHandler))
 }
 
 func TestQuestionsAreAnswered(t *testing.T) {

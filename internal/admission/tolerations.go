@@ -56,16 +56,16 @@ func tolerate(own, further []corev1.Toleration, defaults Defaults) (patch []Oper
 			further = append(further, toleration(d.taint, nil))
 		}
 	}
-	return append(patch, addTolerations(own, further)...)
+	return append(patch, addTolerations("", own, further)...)
 }
 
-// addTolerations adds some to a pod's own.
-func addTolerations(own, further []corev1.Toleration) (patch []Operation) {
+// addTolerations adds some to the own ones of a pod, or of a template at this path.
+func addTolerations(at string, own, further []corev1.Toleration) (patch []Operation) {
 	if len(own) == 0 && len(further) > 0 {
-		return []Operation{{Op: "add", Path: "/spec/tolerations", Value: further}}
+		return []Operation{{Op: "add", Path: at + "/spec/tolerations", Value: further}}
 	}
 	for _, t := range further {
-		patch = append(patch, Operation{Op: "add", Path: "/spec/tolerations/-", Value: t})
+		patch = append(patch, Operation{Op: "add", Path: at + "/spec/tolerations/-", Value: t})
 	}
 	return patch
 }

@@ -40,7 +40,7 @@ const (
 	connectionLimit, connectionsOfOne = 256, 16
 )
 
-// Config of a Webhook. All fields are required.
+// Config of a Webhook. All fields are required, unless stated otherwise.
 type Config struct {
 	// Name is that of the MutatingWebhookConfiguration by which the API server knows of
 	// the webhook. An admin makes it; only who is trusted in it is kept up to date.
@@ -63,8 +63,10 @@ type Config struct {
 	Profiles Profiles
 	// Unasked is called, if there are profiles, with why the API server does not ask about their pods. It may be nil.
 	Unasked func(why string)
-	Clock   clock.Clock
-	Log     *slog.Logger
+	// Sets are the DaemonSets that run beside pods. Optional.
+	Sets  Sets
+	Clock clock.Clock
+	Log   *slog.Logger
 }
 
 // Node is a virtual node, and who acts as it.
@@ -183,7 +185,7 @@ func (w *Webhook) look(ctx context.Context) error {
 	if err := w.identify(w.shown(authorities, bundle, trusted == nil), configuration); err != nil {
 		return wrong(err)
 	}
-	unknown := errors.Join(w.learn(ctx), w.cfg.Profiles.unasked(configuration))
+	unknown := errors.Join(w.learn(ctx), w.unasked(configuration))
 	if w.server == nil {
 		l, err := w.cfg.Listen(ctx)
 		if err != nil {
@@ -269,7 +271,7 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
 	defaults := func() Defaults { return *w.defaults.Load() }
-	server := newServer(newReviews(w.cfg.Rules, defaults, w.cfg.Machines, w.cfg.Profiles, turnTimeout, w.cfg.Log), w.cfg.Log)
+	server := newServer(newReviews(w.cfg.Rules, defaults, w.cfg.Machines, w.cfg.Profiles, w.cfg.Sets, turnTimeout, w.cfg.Log), w.cfg.Log)
 	server.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

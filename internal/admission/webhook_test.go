@@ -421,8 +421,8 @@ func TestUnaskedIsCalledWhereThereAreProfilesAndNoConfiguration(t *testing.T) {
 	}
 }
 
-// Profiles without the webhooks that they need have no effect, and somebody has to hear of it.
-func TestProfilesThatNobodyAsksAboutAreReported(t *testing.T) {
+// Profiles, and sets beside pods, without the webhooks that they need have no effect, and somebody has to hear of it.
+func TestWhatNobodyAsksAboutIsReported(t *testing.T) {
 	hook := func(path string) admissionregistrationv1.MutatingWebhook {
 		return admissionregistrationv1.MutatingWebhook{Name: path, ClientConfig: admissionregistrationv1.WebhookClientConfig{
 			Service: &admissionregistrationv1.ServiceReference{Namespace: "a", Name: "b", Path: &path}}}
@@ -434,19 +434,22 @@ func TestProfilesThatNobodyAsksAboutAreReported(t *testing.T) {
 		profiles Profiles
 		hooks    []admissionregistrationv1.MutatingWebhook
 		want     string
+		sets     Sets
 	}{
-		"no profiles":           {Profiles{}, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, ""},
-		"an older chart":        {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, "has the path /profiled-pods"},
-		"a chart with profiles": {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath), hook(profiledPath)}, ""},
-		"no bindings":           {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath)}, "podDeletionCost of admission.profiles has no effect"},
-		"bindings":              {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath), byURL}, ""},
+		"no profiles":           {Profiles{}, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, "", Sets{}},
+		"an older chart":        {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, "has the path /profiled-pods", Sets{}},
+		"a chart with profiles": {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath), hook(profiledPath)}, "", Sets{}},
+		"no bindings":           {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath)}, "podDeletionCost of admission.profiles has no effect", Sets{}},
+		"bindings":              {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath), byURL}, "", Sets{}},
+		"sets, no webhook":      {Profiles{}, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, "has the path /daemonsets", setsOf()},
+		"sets":                  {Profiles{}, []admissionregistrationv1.MutatingWebhook{hook(daemonSetsPath)}, "", setsOf()},
 	} {
 		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(
 			&admissionregistrationv1.MutatingWebhookConfiguration{Webhooks: c.hooks})
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = c.profiles.unasked(&unstructured.Unstructured{Object: object})
+		err = (&Webhook{cfg: Config{Profiles: c.profiles, Sets: c.sets}}).unasked(&unstructured.Unstructured{Object: object})
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", says, err, c.want)
 		}

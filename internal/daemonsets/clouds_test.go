@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/node"
 )
@@ -33,7 +34,11 @@ func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 		"csi-azurefile-node": affinity, "azure-npm": stands, "cloud-node-manager": stands,
 		"csi-secrets-store": affinity,
 	}
-	own := kipNode(t)
+	others := map[string]bool{
+		"dcgm-server": true, "netd": true, "node-local-dns": true, "gke-metadata-server": true, "ip-masq-agent": true,
+		"nvidia-gpu-device-plugin": true,
+	}
+	own := kipsOwn(t)
 	rules := daemonsets.New([]daemonsets.Entry{{Namespace: "kube-system"}, {Namespace: "amazon-cloudwatch"}}, nil)
 	text, err := os.ReadFile("testdata/clouds.yaml")
 	if err != nil {
@@ -62,6 +67,18 @@ func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 		if _, runs, why := rules.Of(pod); !runs || why != nil {
 			t.Errorf("%s, if it is named and has a pod on the node, does not run beside pods: %v", set.Name, why)
 		}
+		// With what Kip's webhook adds to a set that is named it has a pod there, unless it is for machines of another kind.
+		kips := daemonsets.Nodes{Controller: own.Labels[apiv1.LabelController], Taints: own.Spec.Taints}
+		spec := set.Spec.Template.Spec.DeepCopy()
+		lacks := kips.Fit(spec)
+		spec.Tolerations = append(spec.Tolerations, lacks.Tolerations...)
+		if len(lacks.Terms) > 0 {
+			required := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+			required.NodeSelectorTerms = append(required.NodeSelectorTerms, lacks.Terms...)
+		}
+		if bars := daemonsets.Barred(spec, own); (bars != "") != others[set.Name] {
+			t.Errorf("%s, if it is named: %s", set.Name, bars)
+		}
 		// Whoever wants it beside pods takes the affinity away, and adds the toleration, as the page says.
 		pod.Spec.Affinity, pod.Spec.NodeSelector, pod.Spec.Tolerations = nil, nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(own); err != nil || !fits || !tolerates(pod, own.Spec.Taints) {
@@ -73,10 +90,10 @@ func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 	}
 }
 
-// kipNode is a virtual node with the labels and the taint that Kip gives it.
-func kipNode(t *testing.T) *corev1.Node {
+// kipsOwn is a virtual node with the labels and the taint that Kip gives it.
+func kipsOwn(t *testing.T) *corev1.Node {
 	t.Helper()
-	labels, err := node.Labels(node.Config{Name: "kip-0", Arch: "amd64", Zone: "us-east-1a", Region: "us-east-1"})
+	labels, err := node.Labels(node.Config{Name: "kip-0", Controller: "id", Arch: "amd64", Zone: "us-east-1a", Region: "us-east-1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/placement"
@@ -78,6 +80,40 @@ func (r *Rules) Of(set *corev1.Pod) (t Terms, runs bool, why error) {
 		return Terms{}, false, err
 	}
 	return t, true, nil
+}
+
+// Names reports whether a DaemonSet is to run beside pods, by the labels and annotations of its pod template. why says that it asks for
+// that by annotation, and may not.
+func (r *Rules) Names(namespace, name string, labels, annotations map[string]string) (is bool, why error) {
+	if r == nil {
+		return false, nil
+	}
+	set := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: labels, Annotations: annotations}}
+	_, is, why = r.named(set, name)
+	return is, why
+}
+
+// Named are the sets that entries name, each once. An empty name stands for all of the namespace.
+func (r *Rules) Named() (list []types.NamespacedName) {
+	if r == nil {
+		return nil
+	}
+	for _, e := range r.entries {
+		if n := (types.NamespacedName{Namespace: e.Namespace, Name: e.Name}); !slices.Contains(list, n) {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// NamedBy returns what names a set by its namespace and name, for people; "" for nothing.
+func (r *Rules) NamedBy(namespace, name string) string {
+	for i, e := range r.entries {
+		if e.Namespace == namespace && (e.Name == "" || e.Name == name) {
+			return cmp.Or(e.By, fmt.Sprintf("cells.daemonSets[%d]", i))
+		}
+	}
+	return ""
 }
 
 // named returns the terms of the first entry that names a set, or else those of the annotation.

@@ -129,7 +129,10 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	if f.running.admission != nil {
 		settings["admission"] = f.running.admission
 	}
-	if f.plan.provider, f.plan.profiled, err = providerYAML(settings); len(problems) == 0 {
+	if f.running.daemonSets != nil {
+		settings["cells"].(map[string]any)["daemonSets"] = f.running.daemonSets
+	}
+	if err = f.plan.configure(settings); len(problems) == 0 {
 		failed(err)
 	}
 	if f.api != nil {

@@ -857,8 +857,52 @@ func TestProfilesOfAnInstalledKipStayAndGetTheirWebhooks(t *testing.T) {
 	}
 }
 
+// DaemonSets that the installed configuration names stay, too, and the API server asks Kip about these alone.
+func TestDaemonSetsOfAnInstalledKipStayAndGetTheirWebhook(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ sets, admission, asks string }{
+		{sets: "[{namespace: logging, name: shipper}, {namespace: agents}]",
+			asks: `(request.namespace == "logging" && object.metadata.name == "shipper") ||` + "\n" + `(request.namespace == "agents")`},
+		{admission: "{profiles: [{name: batch, namespaces: [ml], mode: burst}]}",
+			asks: `(request.namespace == "logging" && object.metadata.name == "shipper") ||` + "\n" + `(request.namespace == "agents")`},
+		{sets: "null"},
+	} {
+		w.writeAdmission(step.admission)
+		w.write(step.sets, "cells", "daemonSets")
+		if err := w.run(); err != nil {
+			t.Fatal(err)
+		}
+		asks := ""
+		for _, h := range w.api.at("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/"+node, "webhooks").([]any) {
+			hook := h.(object)
+			if service := hook["clientConfig"].(object)["service"].(object); service["path"] == "/daemonsets" {
+				asks = hook["matchConditions"].([]any)[0].(object)["expression"].(string)
+				if service["namespace"] != "kip" || hook["failurePolicy"] != "Ignore" {
+					t.Errorf("it asks %+v", hook)
+				}
+			}
+		}
+		if asks != step.asks {
+			t.Errorf("with %+v it asks by %q", step, asks)
+		}
+		if got := w.installedConfig().Cells.DaemonSets; (len(got) == 2) != (asks != "") {
+			t.Errorf("with %+v the sets are %+v", step, got)
+		}
+	}
+}
+
 // writeAdmission writes that part of the installed configuration, in YAML; "" leaves it.
 func (w *world) writeAdmission(text string) {
+	w.Helper()
+	w.write(text, "admission")
+}
+
+// write writes a part of the installed configuration, in YAML; "" leaves it.
+func (w *world) write(text string, path ...string) {
 	w.Helper()
 	if text == "" {
 		return
@@ -866,15 +910,19 @@ func (w *world) writeAdmission(text string) {
 	w.api.mu.Lock()
 	defer w.api.mu.Unlock()
 	data := w.api.objects["/api/v1/namespaces/kip/configmaps/kip-provider-config"]["data"].(object)
-	var all, admission any
+	var all, part any
 	err := yaml.Unmarshal([]byte(data["provider.yaml"].(string)), &all)
 	if err == nil {
-		err = yaml.Unmarshal([]byte(text), &admission)
+		err = yaml.Unmarshal([]byte(text), &part)
 	}
 	if err != nil {
 		w.Fatal(err)
 	}
-	all.(object)["admission"] = admission
+	at := all.(object)
+	for ; len(path) > 1; path = path[1:] {
+		at = at[path[0]].(object)
+	}
+	at[path[0]] = part
 	provider, err := yaml.Marshal(all)
 	if err != nil {
 		w.Fatal(err)

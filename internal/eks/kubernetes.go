@@ -211,8 +211,8 @@ type running struct {
 	class string
 	// subnets are those of cells, by the installed configuration; none if there is none.
 	subnets []string
-	// admission is what that configuration has of it: its profiles are the user's, and stay.
-	admission any
+	// admission and daemonSets are what that configuration has of these: its profiles, and the sets that it names, are the user's, and stay.
+	admission, daemonSets any
 }
 
 // find says who has the node already. Another installation's is left alone.
@@ -248,7 +248,8 @@ func (k *Kubernetes) find(ctx context.Context, namespace string) (r running, err
 	}
 	switch installed, err := k.Client.CoreV1().ConfigMaps(namespace).Get(ctx, configMap, metav1.GetOptions{}); {
 	case err == nil:
-		r.subnets, r.admission = subnetsOf(installed.Data["provider.yaml"]), admissionOf(installed.Data["provider.yaml"])
+		r.subnets = subnetsOf(installed.Data["provider.yaml"])
+		r.admission, r.daemonSets = writtenIn(installed.Data["provider.yaml"])
 	case !apierrors.IsNotFound(err):
 		return r, fmt.Errorf("get ConfigMap %s/%s: %w", namespace, configMap, err)
 	}

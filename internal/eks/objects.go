@@ -30,9 +30,10 @@ const configMap = name + "-config"
 // plan is what was found and decided, of which the objects are made.
 type plan struct {
 	image, role, namespace string
-	provider               []byte // provider.yaml
-	profiled               bool   // it has profiles
-	dns                    string // an address; "" if Kip finds it
+	provider               []byte   // provider.yaml
+	profiled               bool     // it has profiles
+	sets                   []string // the expressions of CEL that hold for DaemonSets that run beside pods
+	dns                    string   // an address; "" if Kip finds it
 	class                  string
 	ownClass               *unstructured.Unstructured // nil if there is one
 }
@@ -55,6 +56,11 @@ func (p plan) objects() ([]*unstructured.Unstructured, error) {
 			return other.GroupVersionKind() == o.GroupVersionKind() && other.GetName() == o.GetName()
 		}); i >= 0 {
 			o = profiled[i]
+		}
+		if o.GetKind() == "MutatingWebhookConfiguration" && len(p.sets) > 0 {
+			if err := p.askAboutSets(o); err != nil {
+				return nil, err
+			}
 		}
 		switch {
 		case o.GetKind() == "Namespace":
@@ -98,6 +104,49 @@ func (p plan) read(manifests []byte) (all []*unstructured.Unstructured, err erro
 	return all, nil
 }
 
+// askAboutSets adds the webhook of DaemonSets, about those alone that run beside pods.
+func (p plan) askAboutSets(o *unstructured.Unstructured) error {
+	all, err := p.read(deploy.EKSDaemonSets)
+	if err != nil {
+		return err
+	}
+	hooks, _, err := unstructured.NestedSlice(o.Object, "webhooks")
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		of, _, _ := unstructured.NestedSlice(other.Object, "webhooks")
+		for _, h := range of {
+			if hook := h.(map[string]any); hook["name"] == "daemonsets.kip.elotl.co" {
+				hook["matchConditions"] = []any{map[string]any{"name": "runs-beside-pods", "expression": strings.Join(p.sets, " ||\n")}}
+				hooks = append(hooks, hook)
+			}
+		}
+	}
+	return unstructured.SetNestedSlice(o.Object, hooks, "webhooks")
+}
+
+// setsOf are expressions of CEL, one of which holds for each DaemonSet that runs beside pods, as the chart makes them
+// (deploy/helm/kip/templates/_daemonsets.tpl).
+func setsOf(c *config.Config) (all []string) {
+	add := func(namespace, name string) {
+		is := fmt.Sprintf("request.namespace == %q", namespace)
+		if name != "" {
+			is += fmt.Sprintf(" && object.metadata.name == %q", name)
+		}
+		all = append(all, "("+is+")")
+	}
+	for _, s := range c.Cells.DaemonSets {
+		add(s.Namespace, s.Name)
+	}
+	for _, d := range c.Cells.CSIDrivers {
+		if namespace, name, _ := strings.Cut(d.DaemonSet, "/"); d.Beside {
+			add(namespace, name)
+		}
+	}
+	return all
+}
+
 // fillIn gives the StatefulSet its image, its claim and its arguments. The configuration's checksum restarts Kip when that changes.
 func (p plan) fillIn(o *unstructured.Unstructured) error {
 	sum := sha256.Sum256(p.provider)
@@ -127,25 +176,28 @@ func (p plan) fillIn(o *unstructured.Unstructured) error {
 	return unstructured.SetNestedSlice(o.Object, claims, "spec", "volumeClaimTemplates")
 }
 
-// providerYAML is Kip's configuration, which Kip takes, and whether it has profiles.
-func providerYAML(settings map[string]any) (text []byte, profiled bool, err error) {
-	if text, err = yaml.Marshal(settings); err != nil {
-		return nil, false, err
+// configure gives the plan Kip's configuration, which Kip takes.
+func (p *plan) configure(settings map[string]any) error {
+	text, err := yaml.Marshal(settings)
+	if err != nil {
+		return err
 	}
 	c, _, err := config.Parse("provider.yaml", text)
 	if err != nil {
-		return nil, false, fmt.Errorf("the configuration that would be installed is not valid: %w", err)
+		return fmt.Errorf("the configuration that would be installed is not valid: %w", err)
 	}
-	return text, len(c.Admission.Profiles) > 0, nil
+	p.provider, p.profiled, p.sets = text, len(c.Admission.Profiles) > 0, setsOf(c)
+	return nil
 }
 
-// admissionOf is what an installed configuration has of admission, as it is written; nil for nothing.
-func admissionOf(provider string) any {
+// writtenIn is what an installed configuration has of admission and of cells.daemonSets, as it is written; nil for nothing.
+func writtenIn(provider string) (admission, daemonSets any) {
 	var installed map[string]any
 	if err := yaml.Unmarshal([]byte(provider), &installed); err != nil {
-		return nil // with that no Kip runs
+		return nil, nil // with that no Kip runs
 	}
-	return installed["admission"]
+	cells, _ := installed["cells"].(map[string]any)
+	return installed["admission"], cells["daemonSets"]
 }
 
 // subnetsOf are the subnets that an installed configuration names. One that this version does not take names none.

@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/cellca"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodeplan"
@@ -63,9 +64,21 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 			e := events.NewProfilesIgnored(why)
 			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
 		},
+		Sets:  k.setsBesidePods(taint),
 		Clock: k.clock,
 		Log:   k.Log,
 	}).Run(ctx)
+}
+
+// setsBesidePods are the DaemonSets that run beside pods, and what their pods have to tolerate: the taint of Kip's nodes, and the one by
+// which these say that they are out of capacity. Without the second an update at that time would end the copies of a set.
+func (k *process) setsBesidePods(taint *corev1.Taint) admission.Sets {
+	sets := admission.Sets{Rules: daemonSets(k.cfg), Nodes: daemonsets.Nodes{Controller: k.controllerID}}
+	if taint != nil {
+		sets.Nodes.Taints = append(sets.Nodes.Taints, *taint)
+	}
+	sets.Nodes.Taints = append(sets.Nodes.Taints, corev1.Taint{Key: node.ShortTaint, Effect: corev1.TaintEffectNoSchedule})
+	return sets
 }
 
 func (k *process) listenForAdmission(ctx context.Context) (net.Listener, error) {
