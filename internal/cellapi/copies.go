@@ -361,8 +361,10 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 	}
 	now := c.server.clock.Now()
 	var next time.Duration
-	var slow []*setPod
-	for _, set := range wanted {
+	var slow, waited []*setPod
+	due := c.server.sets.dueBeside(c.as.name, b.current, wanted)
+	due = slices.DeleteFunc(due, func(set *setPod) bool { return !set.terms.Serves(c.drivers) })
+	for _, set := range slices.Concat(wanted, due) {
 		uid := set.pod.UID
 		p := c.copies.all[uid]
 		if set.terms.MaxDelay == 0 || set.pod.DeletionTimestamp != nil || c.copies.leftOut[uid] != "" || p != nil && p.isReady() {
@@ -376,12 +378,13 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 			slow = append(slow, set)
 			continue
 		}
+		waited = append(waited, set)
 		if next == 0 || left < next {
 			next = left
 		}
 	}
 	if next > 0 {
-		c.tellWait(wanted, now)
+		c.tellWait(waited, now)
 		if tell := b.at.Add(delayTold).Sub(now); tell > 0 {
 			next = min(next, tell)
 		}
@@ -392,6 +395,9 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 	c.copies.again()
 	for _, set := range slow {
 		why := "nothing was heard of it"
+		if set.isDue() {
+			why = "its node has no pod of it"
+		}
 		if p := c.copies.all[set.pod.UID]; p != nil {
 			why = p.why()
 		}
@@ -401,18 +407,16 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 	return false
 }
 
-// tellWait tells the pod's owner that it waits for copies, once. c.mu is held.
-func (c *boundPod) tellWait(wanted []*setPod, now time.Time) {
+// tellWait tells the pod's owner that it waits for the copies of sets, once. c.mu is held.
+func (c *boundPod) tellWait(waited []*setPod, now time.Time) {
 	if c.copies.told || now.Sub(c.pod.at) < delayTold {
 		return
 	}
 	c.copies.told = true
 	var names []string
 	most := time.Duration(0)
-	for _, set := range wanted {
-		if p := c.copies.all[set.pod.UID]; p != nil && set.terms.MaxDelay > 0 && !p.isReady() {
-			names, most = append(names, watches.Key(set.pod.Namespace, set.name)), max(most, set.terms.MaxDelay)
-		}
+	for _, set := range waited {
+		names, most = append(names, watches.Key(set.pod.Namespace, set.name)), max(most, set.terms.MaxDelay)
 	}
 	c.server.events.Event(apiv1.Ref(c.pod.current), events.NewWaitsForDaemonSets(names, most))
 }

@@ -30,8 +30,9 @@ type setPods struct {
 
 	mu     sync.Mutex
 	byNode map[string]map[types.UID]*setPod
-	shown  map[types.UID]bool // those that all cells of their node know of
-	listed map[string]bool    // the nodes of which all are known
+	due    map[string][]*setPod // by node: see ExpectSets
+	shown  map[types.UID]bool   // those that all cells of their node know of
+	listed map[string]bool      // the nodes of which all are known
 	// passed are the versions of pods that have gone while the pods of their node are listed: the list may have older ones.
 	passed    map[string]map[types.UID]uint64
 	observers []daemonsets.CopyObserver
@@ -59,6 +60,7 @@ func newSetPods(s *Server, rules *daemonsets.Rules) *setPods {
 		server: s,
 		rules:  rules,
 		byNode: map[string]map[types.UID]*setPod{},
+		due:    map[string][]*setPod{},
 		shown:  map[types.UID]bool{},
 		listed: map[string]bool{},
 		passed: map[string]map[types.UID]uint64{},
@@ -296,12 +298,20 @@ func (s *setPods) changed(cell string, set types.NamespacedName) {
 	}
 }
 
-// SetsBeside returns the pods of DaemonSets that run, or are to run, beside a pod on its node, of each set the newest.
+// SetsBeside returns the pods of DaemonSets that run, or are to run, beside a pod on its node, of each set the newest. One that is due
+// has no UID.
 func (s *Server) SetsBeside(pod *corev1.Pod) (all []*corev1.Pod) {
 	last := types.NamespacedName{}
-	for _, set := range s.sets.beside(cmp.Or(pod.Spec.NodeName, s.nodeName), pod) {
+	node := cmp.Or(pod.Spec.NodeName, s.nodeName)
+	have := s.sets.beside(node, pod)
+	for _, set := range have {
 		if name := set.setName(); name != last {
 			all, last = append(all, set.pod), name
+		}
+	}
+	for _, due := range s.sets.dueBeside(node, pod, nil) {
+		if !slices.ContainsFunc(have, due.isSet) {
+			all = append(all, due.pod)
 		}
 	}
 	return all

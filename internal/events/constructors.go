@@ -168,6 +168,12 @@ func NewDaemonSetNotReady(daemonSet string, after time.Duration, why string) Eve
 	return warn(daemonSetNotReady, "DaemonSet %s was not ready beside the pod after %v: %s. The pod starts without it.", daemonSet, after, why)
 }
 
+// NewDaemonSetAbsent is about a node on which a DaemonSet, named by a key of provider.yaml, has no pod: it runs beside no pod there.
+func NewDaemonSetAbsent(daemonSet, by, why string) Event {
+	return warn(daemonSetAbsent, "DaemonSet %s (%s) runs beside no pod of this node, since it has no pod here: %s. `kipctl doctor` says what helps.",
+		daemonSet, by, why)
+}
+
 // NewMachineNotGranted is about a pod of a DaemonSet that asks for a machine and may not have one.
 func NewMachineNotGranted(why error) Event {
 	return warn(NotGranted, "Kip launches no machine for the pod, so its containers do not run: %v. "+

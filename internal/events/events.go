@@ -58,6 +58,7 @@ const (
 	cloudInitChanged      = "CloudInitChanged"
 	cloudInitFailed       = "CloudInitFailed"
 	csiDriverNotReady     = "CSIDriverNotReady"
+	daemonSetAbsent       = "DaemonSetAbsent"
 	daemonSetLeftOut      = "DaemonSetLeftOut"
 	daemonSetNotReady     = "DaemonSetNotReady"
 	deletionOverdue       = "DeletionOverdue"

@@ -20,6 +20,7 @@ type clusterSide struct {
 	// daemonSets are those that run beside pods; nil for none.
 	daemonSets *daemonsets.Rules
 	firewalls  *networkpolicy.Controller
+	dueSets    *dueSets // nil for none
 }
 
 // followCluster makes what follows the cluster and shows it to cells.
@@ -76,5 +77,6 @@ func (t *term) followCluster(ctx context.Context, c cloudSide, n nodeSide) (clus
 		cellAPI:    cellAPI,
 		daemonSets: sets,
 		firewalls:  firewalls,
+		dueSets:    t.followSets(sets, n.all, cellAPI),
 	}, nil
 }

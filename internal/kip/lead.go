@@ -189,6 +189,12 @@ func (l *leading) parts(socket *adminapi.Server, known []cells.Cell) []part {
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.all.Pods().HasSynced) },
 		},
 		{name: "virtual node", run: l.kubelets.loop.Run, ready: l.kubelets.controller.Registered},
+		{
+			name:  "DaemonSets beside pods",
+			run:   func(ctx context.Context) error { return l.cluster.dueSets.run(ctx) },
+			ready: func(ctx context.Context) { l.cluster.dueSets.ready(ctx) },
+			left:  l.cluster.dueSets == nil,
+		},
 		{name: "capacity of virtual nodes", run: l.kubelets.controller.KeepCapacity},
 		{name: "claims of pods", run: func(ctx context.Context) error { l.pods.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own

@@ -262,7 +262,7 @@ func driversBeside(needs volumes.Needs) (drivers []string) {
 func (s *besides) unserved(pod *corev1.Pod, needs volumes.Needs) error {
 	for _, p := range needs.Plugins {
 		if !p.Beside || s.rules == nil || slices.ContainsFunc(s.copies.SetsBeside(pod), func(set *corev1.Pod) bool {
-			return set.Namespace == p.DaemonSet.Namespace && apiv1.DaemonSetOf(set).Name == p.DaemonSet.Name
+			return set.UID != "" && set.Namespace == p.DaemonSet.Namespace && apiv1.DaemonSetOf(set).Name == p.DaemonSet.Name
 		}) {
 			continue
 		}

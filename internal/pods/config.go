@@ -102,7 +102,7 @@ type Copies interface {
 	ObserveCopies(daemonsets.CopyObserver)
 	// PodsSeen reports whether SetsBeside knows the pods that there were when this process began.
 	PodsSeen() bool
-	// SetsBeside returns the pods of DaemonSets that are to run beside a pod, one of each set.
+	// SetsBeside returns the pods of DaemonSets that are to run beside a pod, one of each set. One without a UID is not made yet.
 	SetsBeside(pod *corev1.Pod) []*corev1.Pod
 	// Copies returns what is known of the copies of a DaemonSet's pod.
 	Copies(set types.UID) []daemonsets.Copy

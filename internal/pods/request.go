@@ -183,7 +183,9 @@ func (s *placing) leftOut(c choice) {
 		name := apiv1.DaemonSetOf(set).Name
 		e := events.NewNoRoomForDaemonSet(cut(set.Namespace+"/"+name, mostName), c.Pod.String(), c.without)
 		s.events.Event(c.Pod, e)
-		s.events.Event(apiv1.Ref(set), e)
+		if set.UID != "" {
+			s.events.Event(apiv1.Ref(set), e)
+		}
 	}
 }
 
