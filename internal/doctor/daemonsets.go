@@ -2,20 +2,21 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/klog/v2"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/suggest"
 )
@@ -36,6 +37,7 @@ type set struct {
 	beside          bool            // its pods stand for copies on cells
 	unready         bool            // one of them is not Ready
 	refused         string          // why it does not run beside pods although it is to; "" if it does, or is not to
+	forMachines     string          // what it does that only machines need; "" for another
 }
 
 func (s *set) String() string { return s.namespace + "/" + s.name }
@@ -49,6 +51,7 @@ func (k daemonSets) onNodes(ctx context.Context) (found []finding.Finding) {
 		cells, err = k.c.Cluster.Cells(ctx)
 	}
 	var stand []*set
+	var machines []string
 	for _, s := range all {
 		switch {
 		case s.beside && err != nil:
@@ -56,8 +59,13 @@ func (k daemonSets) onNodes(ctx context.Context) (found []finding.Finding) {
 		case s.beside:
 			found = append(found, fares(s, cells))
 		case s.refused != "":
-			cure := k.keepOff(ctx, s.namespace, s.name) + "; docs/daemonsets.md says what runs beside pods"
+			cure := "docs/daemonsets.md says what runs beside pods"
+			if off := k.keepOff(ctx, s); off != "" {
+				cure = off + "; " + cure
+			}
 			found = append(found, finding.Warn(cure, "%s", s.refused))
+		case s.forMachines != "":
+			machines = append(machines, fmt.Sprintf("%s (%s)", s, s.forMachines))
 		default:
 			stand = append(stand, s)
 		}
@@ -68,9 +76,16 @@ func (k daemonSets) onNodes(ctx context.Context) (found []finding.Finding) {
 				"%d more DaemonSets stand on Kip's nodes without a machine", len(stand)-n))
 			break
 		}
-		cure := k.keepOff(ctx, s.namespace, s.name) + "; docs/daemonsets.md runs it beside pods, docs/nodes.md gives it a machine"
-		found = append(found, finding.Warn(cure,
-			"DaemonSet %s stands on Kip's nodes without a machine: what it does for a node, it does not do for the pods on cells", s))
+		cure := k.changeProvider(fmt.Sprintf("to run it beside pods, add {namespace: %s, name: %s} to", s.namespace, s.name), "cells.daemonSets")
+		if off := k.keepOff(ctx, s); off != "" {
+			cure += "; or: " + off
+		}
+		found = append(found, finding.Warn(cure+"; docs/daemonsets.md",
+			"DaemonSet %s shows Running and Ready on Kip's nodes, and does nothing there: cells.daemonSets does not name it, so it runs beside no pod", s))
+	}
+	if len(machines) > 0 {
+		found = append(found, finding.Fine("on Kip's nodes stand DaemonSets that only machines need, and that docs/daemonsets.md says not to name: %s",
+			orNone(machines)))
 	}
 	if found = append(found, k.named(ctx, all)...); found == nil {
 		found = one(finding.Fine("no DaemonSet stands on Kip's nodes without a machine"))
@@ -87,7 +102,7 @@ func (k daemonSets) sets() (all []*set) {
 		if owner == nil || why == nil {
 			continue
 		}
-		s := &set{namespace: p.Namespace, name: owner.Name, pods: map[string]bool{}}
+		s := &set{namespace: p.Namespace, name: owner.Name, pods: map[string]bool{}, forMachines: forMachines(owner.Name, p)}
 		if is := by[s.String()]; is != nil {
 			s = is
 		}
@@ -156,6 +171,10 @@ func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Findi
 	if err != nil {
 		return one(unasked("list the DaemonSets, of which cells.daemonSets names some", err))
 	}
+	configured, err := ports{k.installation}.webhookConfiguration(ctx)
+	if err != nil {
+		configured = nil // a patch helps in any case
+	}
 	for i, e := range k.c.Provider.Cells.DaemonSets {
 		key := fmt.Sprintf("cells.daemonSets[%d]", i)
 		names := 0
@@ -166,7 +185,7 @@ func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Findi
 			}
 			names++
 			if !slices.ContainsFunc(on, func(s *set) bool { return s.namespace == d.Namespace && s.name == d.Name }) && !k.hasMachine(d) {
-				found = append(found, k.absent(key, d))
+				found = append(found, k.absent(key, d, configured))
 			}
 		}
 		if names == 0 {
@@ -216,84 +235,110 @@ func misses(e config.DaemonSet, all []appsv1.DaemonSet) string {
 	return fmt.Sprintf("the selector %s chooses no pods of those in namespace %s: %s", e.Selector, e.Namespace, orNone(there))
 }
 
+// daemonSetsPath is that of the webhook by which the templates of sets that are named are made to fit: internal/admission.
+const daemonSetsPath = "/daemonsets"
+
 // absent says why a DaemonSet has no pod on Kip's nodes.
-func (k daemonSets) absent(key string, d *appsv1.DaemonSet) finding.Finding {
-	spec := &d.Spec.Template.Spec
-	for _, taint := range k.own[0].Spec.Taints {
-		// Those of Kubernetes are tolerated by all DaemonSets, and others of Kip's come and go.
-		if taint.Effect == corev1.TaintEffectPreferNoSchedule || strings.HasPrefix(taint.Key, "node.kubernetes.io/") ||
-			strings.HasPrefix(taint.Key, "kip.elotl.co/") ||
-			slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, false) }) {
-			continue
-		}
-		toleration := fmt.Sprintf(`{"key":%q,"operator":"Exists","effect":%q}`, taint.Key, taint.Effect)
-		at := "/-"
-		if len(spec.Tolerations) == 0 {
-			at, toleration = "", "["+toleration+"]"
-		}
-		return finding.Warn(fmt.Sprintf(`kubectl patch daemonset -n %s %s --type=json -p '[{"op":"add","path":"/spec/template/spec/tolerations%s","value":%s}]'`,
-			d.Namespace, d.Name, at, toleration),
-			"%s names DaemonSet %s/%s, which runs beside no pod: it does not tolerate the taint %s of Kip's nodes, so it has no pod there", key, d.Namespace,
-			d.Name, taint.ToString())
+func (k daemonSets) absent(
+	key string, d *appsv1.DaemonSet, configured *admissionregistrationv1.MutatingWebhookConfiguration,
+) finding.Finding {
+	node, spec := &k.own[0], d.Spec.Template.Spec.DeepCopy()
+	bars := daemonsets.Barred(spec, node)
+	const message = "%s names DaemonSet %s/%s, which runs beside no pod: %s"
+	look := fmt.Sprintf("kubectl get daemonset -n %s %s -o yaml # its nodeSelector and affinity", d.Namespace, d.Name)
+	if bars == "" {
+		return finding.Warn(look, message, key, d.Namespace, d.Name, "it has no pod on Kip's nodes")
 	}
-	why := ""
-	if by := keptOff(spec, k.own[0].Labels); by != "" {
-		why = ": " + by + " keeps it off"
+	lacks := k.fit(node).Fit(spec)
+	patch := patchOf(spec, lacks)
+	spec.Tolerations = append(spec.Tolerations, lacks.Tolerations...)
+	if len(lacks.Terms) > 0 {
+		r := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		r.NodeSelectorTerms = append(r.NodeSelectorTerms, lacks.Terms...)
 	}
-	return finding.Warn(fmt.Sprintf("kubectl edit daemonset -n %s %s # its nodeSelector and affinity; if a chart writes it, the chart's values",
-		d.Namespace, d.Name),
-		"%s names DaemonSet %s/%s, which runs beside no pod: it has no pod on Kip's nodes%s", key, d.Namespace, d.Name, why)
+	restart := fmt.Sprintf("kubectl rollout restart daemonset -n %s %s", d.Namespace, d.Name)
+	cure := ""
+	switch left := daemonsets.Barred(spec, node); {
+	case left != "":
+		bars, cure = left, look+"; kubelet.labels of provider.yaml gives Kip's nodes a label"
+	case asks(configured, daemonSetsPath):
+		cure = restart + " # Kip's webhook then adds what it lacks, and all of its pods are replaced once"
+	case managed(d):
+		cure = k.setsWebhook(configured) + "\n" + restart
+	default:
+		cure = fmt.Sprintf("kubectl patch daemonset -n %s %s --type=json -p '%s'", d.Namespace, d.Name, patch)
+	}
+	return finding.Warn(cure, message, key, d.Namespace, d.Name, bars+", so it has no pod on Kip's nodes")
 }
 
-// keptOff names what of the node selector and the required affinity of a pod keeps it off a node with these labels; "" for nothing. Of
-// several terms it names the first that does not match.
-func keptOff(spec *corev1.PodSpec, own map[string]string) string {
-	for _, key := range slices.Sorted(maps.Keys(spec.NodeSelector)) {
-		if value := spec.NodeSelector[key]; own[key] != value {
-			return fmt.Sprintf("nodeSelector %s: %s", key, value)
-		}
+// setsWebhook is the command that makes the webhook of DaemonSets.
+func (k daemonSets) setsWebhook(c *admissionregistrationv1.MutatingWebhookConfiguration) string {
+	if k.release != "" || len(k.pods) == 0 {
+		return k.set("webhook.daemonSets=true")
 	}
-	affinity := spec.Affinity
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	first := ""
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		unmet := slices.IndexFunc(term.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool { return !meets(own, e) })
-		if unmet < 0 {
-			return ""
-		}
-		if e := term.MatchExpressions[unmet]; first == "" {
-			first = strings.TrimSuffix(fmt.Sprintf("its affinity %s %s %s", e.Key, e.Operator, strings.Join(e.Values, ", ")), " ")
-		}
-	}
-	return first
+	return ports{k.installation}.profileWebhooks(c)
 }
 
-// meets reports whether labels meet a requirement.
-func meets(own map[string]string, e corev1.NodeSelectorRequirement) bool {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: own}}
-	s, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{e}},
-	}})
-	return err == nil && s.Match(node)
+// fit is what Kip's webhook goes by. Taints that a node of its own has are not among it, nor are those of Kubernetes, which all DaemonSets
+// tolerate, and Kip's own, which come and go.
+func (k daemonSets) fit(node *corev1.Node) daemonsets.Nodes {
+	fit := daemonsets.Nodes{Controller: node.Labels[apiv1.LabelController]}
+	for _, taint := range node.Spec.Taints {
+		ofOne := slices.ContainsFunc(k.c.Provider.Nodes, func(n config.Node) bool {
+			return slices.ContainsFunc(n.Taints, func(t config.Taint) bool { return t.Key == taint.Key })
+		})
+		if taint.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(taint.Key, "node.kubernetes.io/") &&
+			!strings.HasPrefix(taint.Key, "kip.elotl.co/") && !ofOne {
+			fit.Taints = append(fit.Taints, taint)
+		}
+	}
+	return fit
+}
+
+// patchOf is the JSON patch that adds to a template what it lacks.
+func patchOf(spec *corev1.PodSpec, lacks daemonsets.Fit) []byte {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	const at = "/spec/template/spec/"
+	var patch []operation
+	if len(spec.Tolerations) == 0 && len(lacks.Tolerations) > 0 {
+		patch = append(patch, operation{"add", at + "tolerations", lacks.Tolerations})
+	} else {
+		for _, t := range lacks.Tolerations {
+			patch = append(patch, operation{"add", at + "tolerations/-", t})
+		}
+	}
+	for _, t := range lacks.Terms {
+		patch = append(patch, operation{"add", at + "affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/-", t})
+	}
+	text, _ := json.Marshal(patch) // of these types it does not fail
+	return text
 }
 
 // notOnKip is the expression that keeps the pods of a DaemonSet off Kip's nodes.
 const notOnKip = `{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}`
 
-// keepOff returns the command that keeps a DaemonSet off Kip's nodes. A patch replaces all terms of a required node affinity, since
-// nodeSelectorTerms is an atomic list: keepOff returns one only if the DaemonSet has no such affinity.
-func (k daemonSets) keepOff(ctx context.Context, namespace, name string) string {
-	set, err := k.c.Cluster.Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil {
-		affinity := set.Spec.Template.Spec.Affinity
-		if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-			return fmt.Sprintf(`kubectl patch daemonset -n %s %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":`+
-				`{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[%s]}]}}}}}}}' # keeps it off Kip's nodes`,
-				namespace, name, notOnKip)
-		}
+// keepOff returns the command that keeps a DaemonSet off Kip's nodes; "" for one that somebody makes again as it was. A patch replaces all
+// terms of a required node affinity, since nodeSelectorTerms is an atomic list: keepOff returns one only if the DaemonSet has no such
+// affinity.
+func (k daemonSets) keepOff(ctx context.Context, s *set) string {
+	d, err := k.c.Cluster.Kube.AppsV1().DaemonSets(s.namespace).Get(ctx, s.name, metav1.GetOptions{})
+	if err != nil {
+		d = &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: s.name}}
+	}
+	if managed(d) {
+		return ""
+	}
+	affinity := d.Spec.Template.Spec.Affinity
+	free := affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil
+	if err == nil && free {
+		return fmt.Sprintf(`kubectl patch daemonset -n %s %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":`+
+			`{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[%s]}]}}}}}}}' # keeps it off Kip's nodes`,
+			s.namespace, s.name, notOnKip)
 	}
 	return fmt.Sprintf("kubectl edit daemonset -n %s %s # add %s to matchExpressions of each of its nodeSelectorTerms: it keeps it off Kip's nodes",
-		namespace, name, notOnKip)
+		s.namespace, s.name, notOnKip)
 }

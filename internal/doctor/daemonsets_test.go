@@ -10,7 +10,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -38,6 +37,36 @@ func requires(set *appsv1.DaemonSet, all ...corev1.NodeSelectorRequirement) *app
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: all}}},
 	}}
 	return set
+}
+
+// stands has a set that is not named stand on Kip's node.
+func stands(namespace, name string, change func(*corev1.Pod)) func(*world) {
+	return func(w *world) {
+		pod := setPod(namespace, name, "NoMachine", "", corev1.ConditionTrue)
+		if change != nil {
+			change(&pod)
+		}
+		w.pods = append(w.pods, pod)
+		w.others = append(w.others, daemonSet(namespace, name, nil))
+	}
+}
+
+func hostPath(p *corev1.Pod, path string) {
+	source := corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{VolumeSource: source})
+}
+
+func managedBy(set *appsv1.DaemonSet, manager string) *appsv1.DaemonSet {
+	set.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager}}
+	return set
+}
+
+// asksAt has the API server ask Kip at another path.
+func asksAt(w *world, path string) {
+	hook := admissionregistrationv1.MutatingWebhook{Name: path}
+	url := "https://10.0.0.1:9443" + path
+	hook.ClientConfig.URL, hook.ClientConfig.CABundle = &url, []byte("CA")
+	w.hook.Webhooks = append(w.hook.Webhooks, hook)
 }
 
 func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
@@ -93,7 +122,25 @@ func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
 		}, check, finding.Warning, "DaemonSet own does not run beside pods: not granted", "docs/daemonsets.md says what runs beside pods"},
 		"it stands": {installed, func(w *world) {
 			w.pods = append(w.pods, setPod("team", "own", "NoMachine", "", corev1.ConditionTrue))
-		}, check, finding.Warning, "DaemonSet team/own stands on Kip's nodes without a machine", "docs/daemonsets.md runs it beside pods"},
+		}, check, finding.Warning, "DaemonSet team/own shows Running and Ready on Kip's nodes, and does nothing there",
+			"to run it beside pods, add {namespace: team, name: own} to config.cells.daemonSets"},
+		"it stands, and nobody makes it again": {byManifests, stands("team", "own", nil), check, finding.Warning,
+			"DaemonSet team/own shows Running and Ready",
+			"kubectl edit configmap -n kip-system kip-config # to run it beside pods, add {namespace: team, name: own} to cells.daemonSets in provider.yaml, then: " +
+				`kubectl rollout restart -n kip-system statefulset/kip; or: kubectl patch daemonset -n team own -p`},
+		"it stands, and is the cluster's": {installed, stands("kube-system", "agent", nil), check, finding.Warning,
+			"DaemonSet kube-system/agent shows",
+			"then: helm upgrade release deploy/helm/kip --namespace kip-system --values values.yaml; docs/daemonsets.md"},
+		"kube-proxy": {installed, stands("kube-system", "kube-proxy", nil), check, finding.OK,
+			"kube-system/kube-proxy (network of machines)", ""},
+		"a network": {installed, stands("kube-system", "aws-node", func(p *corev1.Pod) { hostPath(p, "/opt/cni/bin") }), check, finding.OK,
+			"docs/daemonsets.md says not to name: kube-system/aws-node (network of machines)", ""},
+		"devices": {installed, stands("gpus", "plugin", func(p *corev1.Pod) { hostPath(p, "/var/lib/kubelet/device-plugins/") }),
+			check, finding.OK, "gpus/plugin (devices of machines)", ""},
+		"a CSI driver": {installed, stands("kube-system", "ebs-csi-node", func(p *corev1.Pod) { hostPath(p, "/var/lib/kubelet/plugins/ebs/") }),
+			check, finding.OK, "kube-system/ebs-csi-node (node plugin of a CSI driver)", ""},
+		"one that reads all of the machine": {installed, stands("team", "own", func(p *corev1.Pod) { hostPath(p, "/etc"); hostPath(p, "/") }),
+			check, finding.Warning, "DaemonSet team/own shows", ""},
 		"a slip": {installed, named(entry("run", "")), check, finding.Warning, "cells.daemonSets[1] names no DaemonSet: namespace logging has no run, but runs",
 			"correct config.cells.daemonSets[1] in it, then: helm upgrade release"},
 		"a slip, of manifests": {byManifests, named(entry("run", "")), check, finding.Warning, "namespace logging has no run, but runs",
@@ -102,19 +149,34 @@ func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
 			"namespace logging has no elsewhere, but namespace monitoring does", "helm get values"},
 		"a selector": {installed, named(entry("", "app=x")), check, finding.Warning, "the selector app=x chooses no pods of those in namespace logging: runs", "helm"},
 		"no toleration": {installed, named(entry("absent", ""), daemonSet("logging", "absent", nil)), check, finding.Warning,
-			"cells.daemonSets[1] names DaemonSet logging/absent, which runs beside no pod: it does not tolerate the taint virtual-kubelet.io/provider=kip:NoSchedule",
+			"cells.daemonSets[1] names DaemonSet logging/absent, which runs beside no pod: it does not tolerate the taint virtual-kubelet.io/provider=kip:NoSchedule, so",
 			`kubectl patch daemonset -n logging absent --type=json -p '[{"op":"add","path":"/spec/template/spec/tolerations","value":[{"key":"virtual-kubelet.io/provider"`},
 		"another toleration": {installed, named(entry("absent", ""), daemonSet("logging", "absent", nil, mine)), check, finding.Warning,
 			"does not tolerate the taint", `"path":"/spec/template/spec/tolerations/-","value":{"key":"virtual-kubelet.io/provider"`},
+		"an affinity, too": {installed, named(entry("absent", ""), requires(daemonSet("logging", "absent", nil, all),
+			corev1.NodeSelectorRequirement{Key: "kubernetes.azure.com/cluster", Operator: "Exists"})),
+			check, finding.Warning, "its node affinity does not fit the node: it wants kubernetes.azure.com/cluster Exists, so",
+			`[{"op":"add","path":"/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/-",` +
+				`"value":{"matchExpressions":[{"key":"kip.elotl.co/controller","operator":"In","values":["id"]}]}}]`},
+		"no toleration, and Kip is asked": {installed, func(w *world) {
+			named(entry("absent", ""), daemonSet("logging", "absent", nil))(w)
+			asksAt(w, daemonSetsPath)
+		}, check, finding.Warning, "it does not tolerate the taint", "kubectl rollout restart daemonset -n logging absent # Kip's webhook then adds what it lacks"},
+		"an add-on, and Kip is not asked": {installed, named(entry("absent", ""), managedBy(daemonSet("logging", "absent", nil), "eks")), check,
+			finding.Warning, "it does not tolerate the taint",
+			"helm upgrade release deploy/helm/kip --namespace kip-system --reuse-values --set webhook.daemonSets=true\nkubectl rollout restart daemonset -n logging absent"},
+		"an add-on, of manifests": {byManifests, named(entry("absent", ""), managedBy(daemonSet("logging", "absent", nil), "eks")), check,
+			finding.Warning, "it does not tolerate the taint", "helm template"},
+		"a nodeSelector": {installed, func(w *world) {
+			picky := daemonSet("logging", "absent", nil)
+			picky.Spec.Template.Spec.NodeSelector = map[string]string{"pool": "apps"}
+			named(entry("absent", ""), picky)(w)
+			asksAt(w, daemonSetsPath)
+		}, check, finding.Warning, "which runs beside no pod: its nodeSelector wants the label pool=apps, which the node lacks, so", "kubelet.labels"},
 		"no pod": {installed, named(entry("", "app=x"), daemonSet("logging", "absent", map[string]string{"app": "x"}, all)), check, finding.Warning,
 			"it has no pod on Kip's nodes", "its nodeSelector and affinity"},
-		"an affinity": {installed, named(entry("absent", ""), requires(daemonSet("logging", "absent", nil, all),
-			corev1.NodeSelectorRequirement{Key: "gone", Operator: corev1.NodeSelectorOpDoesNotExist},
-			corev1.NodeSelectorRequirement{Key: wellknown.ComputeType, Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate", "hybrid"}})),
-			check, finding.Warning, "it has no pod on Kip's nodes: its affinity eks.amazonaws.com/compute-type NotIn fargate, hybrid keeps it off",
-			"kubectl edit daemonset -n logging absent"},
 		"a node selector": {installed, named(entry("absent", ""), selecting), check, finding.Warning,
-			"it has no pod on Kip's nodes: nodeSelector cloud.google.com/gke-netd-ready: true keeps it off", "its nodeSelector"},
+			"which runs beside no pod: its nodeSelector wants the label cloud.google.com/gke-netd-ready=true, which the node lacks", "its nodeSelector"},
 	})
 }
 

@@ -210,17 +210,20 @@ func (k *installation) addArgument(arg string) string {
 	return fmt.Sprintf("kubectl edit -n %s %s # add %s to the args of container %s", k.Namespace(), ownerOf(&k.pods[0]), arg, kipContainer)
 }
 
-// editProvider is the command that changes what a key of provider.yaml says.
-func (k *installation) editProvider(key string) string {
+// editProvider is the command that corrects what a key of provider.yaml says.
+func (k *installation) editProvider(key string) string { return k.changeProvider("correct", key) }
+
+// changeProvider is the command by which somebody does something to a key of provider.yaml.
+func (k *installation) changeProvider(do, key string) string {
 	switch {
 	case len(k.pods) == 0:
-		return findKip + " # then correct " + key + " in its provider.yaml"
+		return findKip + " # then " + do + " " + key + " in its provider.yaml"
 	case k.release != "":
-		return fmt.Sprintf("helm get values %s --namespace %s --output yaml > values.yaml # correct config.%s in it, then: "+
-			"helm upgrade %s deploy/helm/kip --namespace %s --values values.yaml", k.release, k.Namespace(), key, k.release, k.Namespace())
+		return fmt.Sprintf("helm get values %s --namespace %s --output yaml > values.yaml # %s config.%s in it, then: "+
+			"helm upgrade %s deploy/helm/kip --namespace %s --values values.yaml", k.release, k.Namespace(), do, key, k.release, k.Namespace())
 	}
-	return fmt.Sprintf("kubectl edit configmap -n %s %s # correct %s in provider.yaml, then: kubectl rollout restart -n %s %s", k.Namespace(),
-		cmp.Or(configMapOf(&k.pods[0]), "NAME"), key, k.Namespace(), ownerOf(&k.pods[0]))
+	return fmt.Sprintf("kubectl edit configmap -n %s %s # %s %s in provider.yaml, then: kubectl rollout restart -n %s %s", k.Namespace(),
+		cmp.Or(configMapOf(&k.pods[0]), "NAME"), do, key, k.Namespace(), ownerOf(&k.pods[0]))
 }
 
 // configMapOf is the ConfigMap that a pod of Kip mounts its provider.yaml from, as the chart and the manifests call the volume; "" if it
