@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -206,6 +207,45 @@ func (s *space) beside(pod, set string) string {
 	}
 	return ""
 }
+
+// Its manifest tolerates nothing and leaves out Fargate's nodes, as charts and add-ons have it, and its add-on manager applies it again and
+// again. Not parallel: it starts Kip anew.
+func TestALogShipperThatToleratesNothingRunsBesideAPod(t *testing.T) {
+	s := newSpace(t)
+	c := collect(t)
+	reconfigure(t, map[string]any{"daemonSets": []any{map[string]any{"namespace": s.NS, "name": "shipper", "maxDelay": 60}}})
+	s.asked()
+	text := strings.NewReplacer("SERVER", c.url, "SPACE", s.NS, "      tolerations: [{operator: Exists}]\n", notFargate,
+		"terminationGracePeriodSeconds: 20", "terminationGracePeriodSeconds: 1").Replace(shipper)
+	file := filepath.Join(t.TempDir(), "shipper.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply := func() int64 {
+		s.Kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=addons", "-f", file)
+		set, err := world.Admin.AppsV1().DaemonSets(s.NS).Get(t.Context(), "shipper", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set.Generation
+	}
+	first := apply()
+	s.Apply(speaks("a"))
+	s.WaitReady("a")
+	s.ships(c, "a", "1")
+	if again := apply(); again != first {
+		t.Errorf("applied again the set has generation %d, and had %d: something was reverted", again, first)
+	}
+	s.Kubectl("rollout", "status", "daemonset/shipper", "--timeout=1m")
+	s.Kubectl("delete", "daemonset", "shipper")
+	s.deleteAll("a")
+	s.NoOtherCells()
+}
+
+// notFargate is what add-ons of EKS have in the place of tolerations.
+const notFargate = `      affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+        {matchExpressions: [{key: eks.amazonaws.com/compute-type, operator: NotIn, values: [fargate]}]}]}}}
+`
 
 // Not parallel: it starts Kip anew.
 func TestALogShipperRunsBesideEachPodOnItsCell(t *testing.T) {

@@ -20,22 +20,25 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// wellKnown are DaemonSets with the shape of published ones: testdata/daemonsets.
-var wellKnown = []string{"fluent-bit", "node-exporter", "datadog", "falco"}
+// wellKnown are DaemonSets with the shape of published ones: testdata/daemonsets. What they tolerate, and their affinity, is as published.
+var wellKnown = []string{"fluent-bit", "node-exporter", "datadog", "falco", "cloudwatch", "ama-logs"}
 
-// manifest is a file of testdata/daemonsets. The sets of it are on Kip's node alone, to spare the ordinary one.
+// manifest is a file of testdata/daemonsets. A nodeSelector keeps the sets of it off the ordinary node, to spare that.
 func manifest(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "daemonsets", name+".yaml"))
+	content, err := os.ReadFile(filepath.Join("testdata", "daemonsets", name+".yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const onKip = `      affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [` +
-		`{matchExpressions: [{key: type, operator: In, values: [virtual-kubelet]}]}]}}}` + "\n"
-	if name == "unnamed" {
-		return string(text)
+	text := string(content)
+	const selector, account = "      nodeSelector: {", "      serviceAccountName:"
+	switch {
+	case name == "unnamed":
+		return text
+	case strings.Contains(text, selector):
+		return strings.Replace(text, selector, selector+"type: virtual-kubelet, ", 1)
 	}
-	return strings.Replace(string(text), "      tolerations:", onKip+"      tolerations:", 1)
+	return strings.Replace(text, account, selector+"type: virtual-kubelet}\n"+account, 1)
 }
 
 // besideAll waits until the Cell of a pod says that each of the DaemonSets runs beside it, and that it is ready or not.
@@ -57,6 +60,7 @@ func TestWellKnownDaemonSetsRunBesidePods(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	reconfigure(t, map[string]any{"daemonSets": []any{map[string]any{"namespace": s.NS, "selector": "beside=pods", "maxDelay": 120}}})
+	s.asked()
 	for _, name := range wellKnown {
 		s.Apply(manifest(t, name))
 	}
@@ -88,20 +92,20 @@ func TestWellKnownDaemonSetsRunBesidePods(t *testing.T) {
 		t.Errorf("the agent's host port says %q", got)
 	}
 	// Those that are not named stand, and do nothing.
-	for _, name := range []string{"csi-secrets-store", "aws-node"} {
-		s.Kubectl("rollout", "status", "daemonset/"+name, "--timeout=1m")
-		on := s.setPod(name, "")
-		if got := s.beside("a", on.Name); got != "" || len(on.Status.ContainerStatuses) > 0 {
-			t.Errorf("%s is not named, and beside the pod it is %q", name, got)
+	s.Kubectl("rollout", "status", "daemonset/csi-secrets-store", "--timeout=1m")
+	on := s.setPod("csi-secrets-store", "")
+	if got := s.beside("a", on.Name); got != "" || len(on.Status.ContainerStatuses) > 0 {
+		t.Errorf("%s is not named, and beside the pod it is %q", on.Name, got)
+	}
+	for _, name := range []string{"azure-cns", "aws-node"} {
+		pods, err := s.PodsOf(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	pods, err := s.PodsOf(t.Context(), "azure-cns")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range pods {
-		if p.Spec.NodeName == harness.Node {
-			t.Errorf("pod %s leaves out virtual nodes, and is on one", p.Name)
+		for _, p := range pods {
+			if p.Spec.NodeName == harness.Node {
+				t.Errorf("pod %s leaves out nodes such as Kip's, and is on one", p.Name)
+			}
 		}
 	}
 	if now := s.WaitReady("a"); now.UID != pod.UID || now.Status.ContainerStatuses[0].RestartCount > 0 {
