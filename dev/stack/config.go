@@ -66,7 +66,7 @@ func (s *configuring) providerConfig(k *kip) map[string]any {
 	// More than any test asks for: what fits is for placement to say, not for the scheduler.
 	capacity := map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}
 	if s.opts.Cloud == CloudQEMU {
-		capacity["hugepages-2Mi"], capacity["hugepages-1Gi"] = "1Ti", "1Ti"
+		capacity["hugepages-2Mi"] = "1Ti"
 	}
 	if s.opts.GPUs > 0 {
 		capacity["nvidia.com/gpu"] = s.opts.CPUs

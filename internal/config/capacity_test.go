@@ -22,7 +22,7 @@ func TestCapacityThatKipFindsOut(t *testing.T) {
 		"kubelet: {capacity: {nvidia.com/gpu: 4}}\nnodes: [{capacity: {nvidia.com/gpu: auto}}]": {
 			[]corev1.ResourceName{"nvidia.com/gpu"}, "20", "4",
 		},
-		"kubelet: {capacity: {hugepages-2Mi: auto, hugepages-1Gi: 4Gi, nvidia.com/gpu: auto}}": {
+		"kubelet: {capacity: {hugepages-2Mi: auto, hugepages-32Mi: 4Gi, nvidia.com/gpu: auto}}": {
 			[]corev1.ResourceName{"hugepages-2Mi", "nvidia.com/gpu"}, "20", "0",
 		},
 		"kubelet: {capacity: {cpu: auto, pods: 7, nvidia.com/gpu: 2}}": {[]corev1.ResourceName{cpu}, "7", "2"},
@@ -59,8 +59,8 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 		"kubelet: {capacity: {cpu: auto, cpu: 5}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: {cpu: 5, cpu: auto}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: auto, pods: 5}":       "kubelet.pods: kubelet.capacity is auto: want kubelet.capacity.pods in its place",
-		"kubelet: {capacity: {hugepages-3Mi: 4Gi}}": `kubelet.capacity.hugepages-3Mi: no kernel has huge pages of this size: ` +
-			`want one of ["hugepages-64Ki" "hugepages-2Mi" "hugepages-32Mi" "hugepages-512Mi" "hugepages-1Gi"]`,
+		"kubelet: {capacity: {hugepages-3Mi: 4Gi}}": `kubelet.capacity.hugepages-3Mi: no running kernel reserves huge pages of this size: ` +
+			`want one of ["hugepages-64Ki" "hugepages-2Mi" "hugepages-32Mi"]`,
 		"nodes: [{capacity: max}]":         `nodes[0].capacity: "max" is not valid: want auto, or`,
 		"nodes: [{capacity: {pods: all}}]": `nodes[0].capacity.pods: "all" is not valid: want auto, or a quantity`,
 	} {
@@ -72,7 +72,7 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 }
 
 func TestHugePagesThatCellsDoNotHaveAreWarnedOf(t *testing.T) {
-	const capacity = "kubelet: {capacity: {hugepages-2Mi: auto, hugepages-1Gi: 4Gi}}\nnodes: [{capacity: {hugepages-2Mi: 2Gi}}]"
+	const capacity = "kubelet: {capacity: {hugepages-2Mi: auto, hugepages-32Mi: 4Gi}}\nnodes: [{capacity: {hugepages-2Mi: 2Gi}}]"
 	_, warnings := parsed(t, least+capacity)
 	var said []string
 	for _, w := range warnings {
@@ -80,7 +80,7 @@ func TestHugePagesThatCellsDoNotHaveAreWarnedOf(t *testing.T) {
 			said = append(said, w.Key)
 		}
 	}
-	want := []string{"kubelet.capacity.hugepages-1Gi", "kubelet.capacity.hugepages-2Mi", "nodes[0].capacity.hugepages-2Mi"}
+	want := []string{"kubelet.capacity.hugepages-2Mi", "kubelet.capacity.hugepages-32Mi", "nodes[0].capacity.hugepages-2Mi"}
 	if !slices.Equal(said, want) {
 		t.Errorf("warned of are %q, want %q: %v", said, want, warnings)
 	}

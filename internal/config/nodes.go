@@ -218,7 +218,7 @@ func (d *decoder) capacity(key string, list corev1.ResourceList) {
 		}
 		if strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 			if names := placement.HugePageNames(); !slices.Contains(names, name) {
-				d.bad(at, "no kernel has huge pages of this size: want one of %q", names)
+				d.bad(at, "no running kernel reserves huge pages of this size: want one of %q", names)
 			}
 		}
 		d.check(q.Sign() >= 0, at, q.String(), "0 or more")

@@ -253,7 +253,7 @@ func TestTheHugePagesOfANodeAreThoseThatItsMemoryHasRoomFor(t *testing.T) {
 		Types: []catalog.InstanceType{small}, Bounds: catalog.Bounds{MilliCPU: map[catalog.Class]int64{standard: 8_000}},
 		Served: served, Needs: served,
 	}.Capacity()
-	for name, want := range map[corev1.ResourceName]string{"memory": "8Gi", "hugepages-2Mi": "8256Mi", "hugepages-1Gi": "8Gi"} {
+	for name, want := range map[corev1.ResourceName]string{"memory": "8Gi", "hugepages-2Mi": "8256Mi", "hugepages-32Mi": "8Gi"} {
 		if got := list[name]; got.Cmp(resource.MustParse(want)) != 0 {
 			t.Errorf("%s of %s, want %s", got.String(), name, want)
 		}

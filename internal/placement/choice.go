@@ -139,7 +139,7 @@ func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, er
 	// GPUs and huge pages: on a machine with too few no pod that asks for them ever runs.
 	c.least = size{memory: -1, disk: c.need.volume, gpus: c.need.gpus}
 	if c.need.asksForPages() {
-		c.least.memory = c.need.pagesMemory(0)
+		c.least.memory = c.need.pages.bytes()
 	}
 	if !c.anySize {
 		c.least = size{

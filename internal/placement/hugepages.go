@@ -8,9 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// pageSizes are the huge pages that kernels have, and on which architectures: x86's of two and three levels of the page table
-// (Documentation/admin-guide/mm/hugetlbpage.rst in Linux), and arm64's with base pages of 4 KiB, of 64 KiB the one of 512 MiB
-// (Documentation/arch/arm64/hugetlbpage.rst). A kubelet writes their sizes like this.
+// pageSizes are the huge pages that a running kernel reserves, and on which architectures: pages that its allocator has, of at most
+// some MiB, whose memory it finds by moving others (Documentation/admin-guide/mm/hugetlbpage.rst in Linux, and
+// Documentation/arch/arm64/hugetlbpage.rst, for base pages of 4 KiB). A page of 1 GiB needs a GiB in one piece, which a kernel has
+// when it starts and mostly not when its agent runs. A kubelet writes their sizes like this.
 var pageSizes = [...]struct {
 	resource corev1.ResourceName
 	bytes    int64
@@ -19,8 +20,6 @@ var pageSizes = [...]struct {
 	{"hugepages-64Ki", 64 << 10, []string{"arm64"}},
 	{"hugepages-2Mi", 2 << 20, []string{"amd64", "arm64"}},
 	{"hugepages-32Mi", 32 << 20, []string{"arm64"}},
-	{"hugepages-512Mi", 512 << 20, []string{"arm64"}},
-	{"hugepages-1Gi", 1 << 30, []string{"amd64", "arm64"}},
 }
 
 // HugePages are huge pages of one size.
@@ -48,7 +47,7 @@ func HugePageNames() (names []corev1.ResourceName) {
 // hugePages are how many huge pages of each of pageSizes.
 type hugePages [len(pageSizes)]int64
 
-// set notes that so many bytes of a resource are asked for. It reports whether that is a size that kernels have.
+// set notes that so many bytes of a resource are asked for. It reports whether that is one of the sizes.
 func (p *hugePages) set(name corev1.ResourceName, bytes int64) bool {
 	for i, s := range pageSizes {
 		if s.resource == name {
@@ -91,29 +90,8 @@ func (p hugePages) on(arch string) bool {
 // asksForPages reports whether the pod asks for huge pages of any size.
 func (n need) asksForPages() bool { return n.pages != hugePages{} || n.otherPages != "" }
 
-// leastGigantic is from which size on a kernel does not look for the memory of a page among what is free, but for a piece of its
-// physical memory that can be emptied, and begins at a multiple of the size (CONFIG_CONTIG_ALLOC in Linux).
-const leastGigantic = 512 << 20
-
-// around is the memory of a machine that has none of these pages: its first part and its last, in which the kernel lies, are as large as
-// a page of the largest size at most. It is 0 where pages are small.
-func (p hugePages) around() int64 {
-	for i := len(p) - 1; i >= 0; i-- {
-		if size := pageSizes[i].bytes; p[i] > 0 && size >= leastGigantic {
-			return 2 * size
-		}
-	}
-	return 0
-}
-
-// pagesMemory is the memory of a machine with the huge pages that the pod asks for, and so much more.
-func (n need) pagesMemory(more int64) int64 {
-	more = max(more, n.pages.around())
-	return more + min(n.pages.bytes(), math.MaxInt64-more)
-}
-
 // allMemory is what the pod needs of its machine's memory: huge pages are reserved there, beside the rest.
-func (n need) allMemory() int64 { return n.pagesMemory(n.memory) }
+func (n need) allMemory() int64 { return n.memory + min(n.pages.bytes(), math.MaxInt64-n.memory) }
 
 // keepPages keeps the types whose kernels can reserve the huge pages that the pod asks for, also of one that was named.
 func (c *choice) keepPages(m *capacityType, rows set) {
@@ -149,7 +127,7 @@ func (c *choice) pagesText() string {
 func (c *choice) whyNoPages(ruledOut []int) string {
 	switch {
 	case c.need.otherPages != "":
-		return "no kernel has pages of this size"
+		return "no running kernel reserves pages of this size"
 	case c.config.SharedKernel:
 		return "machines share the kernel of their host"
 	}

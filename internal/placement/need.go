@@ -18,7 +18,7 @@ type need struct {
 	// devices are other accelerators.
 	devices devices
 	pages   hugePages
-	// otherPages are huge pages of a size that no kernel has; "" for none.
+	// otherPages are huge pages of another size; "" for none.
 	otherPages corev1.ResourceName
 	// volume is the size of the root disk that an annotation asks for, in bytes.
 	volume int64
@@ -249,9 +249,6 @@ func (n need) text(reserved int64) string {
 		if pages > 0 {
 			parts = append(parts, string(pageSizes[i].resource)+" "+bytesText(n.pages.bytesOf(i)))
 		}
-	}
-	if around := n.pages.around(); around > n.memory {
-		parts[len(parts)-1] += " (and " + bytesText(around) + " of memory that has no such page)"
 	}
 	if n.otherPages != "" {
 		parts = append(parts, string(n.otherPages))

@@ -73,9 +73,9 @@ func TestNeed(t *testing.T) {
 			need{}},
 		{"huge pages, a part of one counts as a whole", corev1.PodSpec{
 			InitContainers: []corev1.Container{container(nil, resources("hugepages-2Mi=8Mi"))},
-			Containers: []corev1.Container{container(resources("memory=1Mi"), resources("hugepages-2Mi=4Mi", "hugepages-1Gi=1Gi")),
+			Containers: []corev1.Container{container(resources("memory=1Mi"), resources("hugepages-2Mi=4Mi", "hugepages-32Mi=32Mi")),
 				container(nil, resources("hugepages-2Mi=5Mi", "hugepages-3Mi=3Mi", "hugepages-1Mi=1Mi"))},
-		}, need{memory: mi, pages: hugePages{1: 5, 4: 1}, otherPages: "hugepages-1Mi"}},
+		}, need{memory: mi, pages: hugePages{1: 5, 2: 1}, otherPages: "hugepages-1Mi"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := needOf(&corev1.Pod{Spec: c.spec}); got != c.want {

@@ -288,15 +288,15 @@ func TestUnplaceable(t *testing.T) {
 			"needs memory 279.4Gi (+64Mi for the cell): 7 types considered: 7 have too little memory (largest: 2xlarge with 16Gi)"},
 		{"GPU where none is", localTypes, Config{}, podOf("nvidia.com/gpu=1"),
 			"needs nvidia.com/gpu 1: 7 types considered: 7 have too few GPUs"},
-		{"huge pages", localTypes, Config{SharedKernel: true}, podOf("hugepages-2Mi=4Mi", "hugepages-1Gi=1Gi"),
-			"needs hugepages-2Mi 4Mi, hugepages-1Gi 1Gi (and 2Gi of memory that has no such page): 7 types considered: 7 have no hugepages-2Mi, hugepages-1Gi " +
+		{"huge pages", localTypes, Config{SharedKernel: true}, podOf("hugepages-2Mi=4Mi"),
+			"needs hugepages-2Mi 4Mi: 7 types considered: 7 have no hugepages-2Mi " +
 				"(machines share the kernel of their host)"},
 		{"huge pages, and a type", localTypes, Config{SharedKernel: true}, annotated(podOf("hugepages-2Mi=4Mi"),
 			AnnotationInstanceType, "large"),
 			"needs hugepages-2Mi 4Mi: 1 type considered: 1 has no hugepages-2Mi (machines share the kernel of their host)"},
 		{"huge pages of no kernel", localTypes, local, podOf("memory=1Gi", "hugepages-3Mi=6Mi", "hugepages-2Mi=2Mi"),
 			"needs memory 1Gi (+64Mi for the cell), hugepages-2Mi 2Mi, hugepages-3Mi: 7 types considered: 7 have no hugepages-3Mi " +
-				"(no kernel has pages of this size)"},
+				"(no running kernel reserves pages of this size)"},
 		{"huge pages of another architecture", localTypes, local, podOf("hugepages-32Mi=64Mi"),
 			"needs memory 0 (+64Mi for the cell), hugepages-32Mi 64Mi: 7 types considered: 7 have no hugepages-32Mi (amd64)"},
 		{"more huge pages than memory", localTypes, local, podOf("memory=1Gi", "hugepages-2Mi=15Gi"),
@@ -305,11 +305,11 @@ func TestUnplaceable(t *testing.T) {
 		{"more huge pages than a named type's memory", localTypes, local, annotated(podOf("hugepages-2Mi=4Gi"),
 			AnnotationInstanceType, "large"),
 			"needs memory 0 (+64Mi for the cell), hugepages-2Mi 4Gi: 1 type considered: 1 has too little memory (largest: large with 4Gi)"},
-		{"a page of 1Gi of a named type", localTypes, local, annotated(podOf("hugepages-1Gi=1Gi"), AnnotationInstanceType, "medium"),
-			"needs memory 0 (+64Mi for the cell), hugepages-1Gi 1Gi (and 2Gi of memory that has no such page): 1 type considered: " +
-				"1 has too little memory (largest: medium with 2Gi)"},
-		{"more huge pages than can be counted", localTypes, Config{}, podOf("memory=1Gi", "hugepages-1Gi=9223372036854775807"),
-			"needs memory 1Gi, hugepages-1Gi 8589934592.0Gi (and 2Gi of memory that has no such page): 7 types considered: 7 have too little memory (largest: 2xlarge with 16Gi)"},
+		{"a page of 1Gi", localTypes, local, podOf("hugepages-1Gi=1Gi"),
+			"needs memory 0 (+64Mi for the cell), hugepages-1Gi: 7 types considered: 7 have no hugepages-1Gi " +
+				"(no running kernel reserves pages of this size)"},
+		{"more huge pages than can be counted", localTypes, Config{}, podOf("memory=1Gi", "hugepages-2Mi=9223372036854775807"),
+			"needs memory 1Gi, hugepages-2Mi 8589934592.0Gi: 7 types considered: 7 have too little memory (largest: 2xlarge with 16Gi)"},
 		{"fixed disks", localTypes, Config{}, podOf("ephemeral-storage=1Ti"),
 			"needs ephemeral-storage 1Ti: 7 types considered: 7 have too small a disk (largest: 2xlarge with 128Gi)"},
 		{"a disk larger than a named type's", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationVolumeSize,

@@ -55,9 +55,9 @@ func TestTheHugePagesOfAPodAreItsCells(t *testing.T) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
 		}
 	}
-	want := []cells.HugePages{{PageBytes: 2 << 20, Pages: 8}, {PageBytes: 1 << 30, Pages: 1}}
-	r, err := h.c.Choose(t.Context(), pod("a", asks("hugepages-1Gi", "1Gi", "hugepages-2Mi", "16Mi")))
-	if err != nil || !slices.Equal(r.HugePages, want) || r.Special || r.Kernel != nil || r.Needs.MemoryBytes != (2048+1024+16)<<20 {
+	want := []cells.HugePages{{PageBytes: 2 << 20, Pages: 8}, {PageBytes: 32 << 20, Pages: 1}}
+	r, err := h.c.Choose(t.Context(), pod("a", asks("hugepages-32Mi", "32Mi", "hugepages-2Mi", "16Mi")))
+	if err != nil || !slices.Equal(r.HugePages, want) || r.Special || r.Kernel != nil || r.Needs.MemoryBytes != (64+32+16)<<20 {
 		t.Errorf("%v, needs %+v (special %t, kernel %v), %v", r.HugePages, r.Needs, r.Special, r.Kernel, err)
 	}
 	if r, err := h.c.Choose(t.Context(), pod("a", asks())); err != nil || r.HugePages != nil {

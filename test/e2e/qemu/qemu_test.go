@@ -418,9 +418,9 @@ func hasPages(s *namespace.Space, name, size, all, file string, want ...string) 
 func TestAPodHasHugePagesOfItsMachine(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
-	hasPages(s, "large", "1Gi", "1Gi", "1073741824", "Hugetlb:         1048576 kB", "pagesize=1024M")
-	if got := s.CellOf("large").Status.InstanceType; got != "large" {
-		t.Errorf("a pod with a page of 1Gi is on a %s, want a large", got)
+	hasPages(s, "large", "2Mi", "512Mi", "536870912", "HugePages_Total:     256", "HugePages_Free:        0", "pagesize=2M")
+	if got := s.CellOf("large").Status.InstanceType; got != "small" {
+		t.Errorf("a pod with huge pages of 512Mi is on a %s, want a small", got)
 	}
 }
 
