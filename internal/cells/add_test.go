@@ -80,7 +80,7 @@ func TestACellThatIsGoneIsForgotten(t *testing.T) {
 	b.terminations.byInstance["i-c"] = &termination{}
 	end := e.cell().clone()
 	end.Phase = apiv1.Gone
-	(&adoptions{table: b.table, pools: b.pools, terminations: b.terminations}).adoptLocked(e, &end)
+	(&adoptions{table: b.table, budgets: b.budgets, pools: b.pools, terminations: b.terminations}).adoptLocked(e, &end)
 	if e.cell().Phase != apiv1.Gone || b.table.find("c") != nil || b.table.havingInstance("i-c") != nil || len(b.table.byPod) != 0 ||
 		len(b.terminations.byInstance) != 0 {
 		t.Errorf("it is %s, and found", e.cell().Phase)

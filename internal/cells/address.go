@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -15,6 +16,7 @@ type addressing struct {
 	records   *records
 	calls     *pipe.Pipe
 	inventory *inventory
+	lacks     perCell[string] // the address that an instance has not got, as a snapshot showed it; under table.mu
 }
 
 // prepare waits until the cloud shows all addresses of a cell's instance, and stores them.
@@ -34,12 +36,21 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	s.table.mu.Lock()
-	if e.lacks = ""; there && seen.began.After(launched) {
-		e.lacks = addressLacking(&found)
+	lacks := s.lacks.of(e)
+	if *lacks = ""; there && seen.began.After(launched) {
+		*lacks = addressLacking(&found)
 	}
 	s.table.mu.Unlock()
 	s.inventory.pollSoon()
 	return waitFor("its addresses", time.Second), nil
+}
+
+// waitsForLocked returns which address a booting cell has not got, until it is dialled. The caller holds table.mu.
+func (s *addressing) waitsForLocked(e *entry) string {
+	if e.session.opened() {
+		return ""
+	}
+	return cmp.Or(*s.lacks.of(e), noAddress)
 }
 
 // addressed reports whether an instance has all the addresses that Kip needs.

@@ -34,8 +34,8 @@ func TestACellWaitsUntilALookOfAfterItsLaunchShowsAllAddresses(t *testing.T) {
 		if tc.ready {
 			want = done
 		}
-		if got, err := bare(s.prepare(t.Context(), e)); err != nil || got != want || e.lacks != tc.lacks || b.asked() == tc.ready {
-			t.Errorf("%s: %+v, lacks %q, error %v", tc.name, got, e.lacks, err)
+		if got, err := bare(s.prepare(t.Context(), e)); err != nil || got != want || *s.lacks.of(e) != tc.lacks || b.asked() == tc.ready {
+			t.Errorf("%s: %+v, lacks %q, error %v", tc.name, got, *s.lacks.of(e), err)
 		}
 	}
 	if i := e.cell().Instance; i.PodIP != both.PodIP || !i.Launched.Equal(launched) {

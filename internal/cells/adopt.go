@@ -5,6 +5,7 @@ import apiv1 "github.com/elotl/kip/api/v1"
 // adoptions make stored records the current ones of their cells.
 type adoptions struct {
 	table        *table
+	budgets      *budgets
 	pools        *pools
 	terminations *terminations
 }
@@ -13,7 +14,7 @@ type adoptions struct {
 func (s *adoptions) adoptLocked(e *entry, cell *Cell) {
 	gone := cell.Phase == apiv1.Gone
 	s.table.mu.Lock()
-	e.reserved, e.paidFrom = cell.Offering().CostPerHour(), cell.paidFrom()
+	s.budgets.noteStoredLocked(e, cell)
 	s.table.indexLocked(e, cell.Instance)
 	s.table.mu.Unlock()
 	if gone && cell.Pod.UID == "" {

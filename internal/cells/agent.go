@@ -36,6 +36,7 @@ type keptAgents struct {
 	ends        *cellEnds
 	connections *connections
 	inventory   *inventory
+	upgrades    *upgrades
 }
 
 // prepare has a ready cell run the agent that it was launched for, before it is given a pod. A
@@ -54,7 +55,7 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 		return got, err
 	}
 	s.table.mu.Lock()
-	since, there := e.goesOver, e.configured
+	since, there, lacks := s.upgrades.sinceLocked(e), e.configured, s.connections.waitsForLocked(e)
 	s.table.mu.Unlock()
 	switch {
 	case since.IsZero() && there:
@@ -65,10 +66,18 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	left := s.loop.leftTo(e, since, goOverTimeout)
 	if left <= 0 {
-		s.end(e, events.AgentNotRestored(e.bootsUntil()))
+		s.end(e, events.AgentNotRestored(lacks))
 		return leave, nil
 	}
 	return waitFor("the agent of its launch", min(left, agentPoll)), nil
+}
+
+// waitsForLocked returns why a ready cell has not the agent of its launch. The caller holds table.mu.
+func (s *keptAgents) waitsForLocked(e *entry) string {
+	if e.cell().Agent() == nil || !e.session.cutOff() && s.upgrades.sinceLocked(e).IsZero() {
+		return ""
+	}
+	return s.connections.waitsForLocked(e)
 }
 
 // end has a ready cell end that has not the agent of its launch.

@@ -123,7 +123,7 @@ func (c *Controller) StatusTrouble(id string) string { return c.oversight.querie
 func (c *Controller) Connected() int { return c.oversight.queries.connected() }
 
 // WaitsFor says what a cell waits for; "" if for nothing that Kip knows of.
-func (c *Controller) WaitsFor(id string) string { return c.oversight.queries.waitsFor(id) }
+func (c *Controller) WaitsFor(id string) string { return c.oversight.queries.waitsFor(id, c.stepOf) }
 
 // NodeOf returns the virtual node of a cell's pod; for a standby cell that of which its
 // kubelet is.

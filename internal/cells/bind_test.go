@@ -67,7 +67,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		b := newBench(t)
 		var asked []string
 		s := &binding{
-			table: b.table, clock: b.clock, records: b.records, ends: b.ends,
+			records: b.records, ends: b.ends, releases: b.releasing(), waits: b.waiting(),
 			idling: &idling{calls: b.calls, pools: b.pools, inventory: b.inventory, connections: b.connecting()},
 		}
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}})
@@ -85,8 +85,8 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		got, err := s.Step(t.Context(), e)
 		is := e.cell().Phase
 		if is != tc.phase || got.again != tc.again || (got == anew) != tc.anew || (err != nil) != tc.fails || len(asked) != 2 ||
-			e.binding != tc.binding {
-			t.Errorf("%s: it is %s, %+v (%v); asked %v, binding %t", name, is, got, err, asked, e.binding)
+			s.releases.cells.of(e).binding != tc.binding {
+			t.Errorf("%s: it is %s, %+v (%v); asked %v, binding %t", name, is, got, err, asked, s.releases.cells.of(e).binding)
 		}
 		if shown := len(link.bound) == 1; shown != (tc.phase == apiv1.Bound) {
 			t.Errorf("%s: its kubelet sees %d pods", name, len(link.bound))

@@ -57,10 +57,12 @@ type blockers struct {
 	events  *reporter
 	node    nodeReporter
 	// byKind has the faults that are known now. It is under the table's lock.
-	byKind map[launchKind]*launchBlocker
+	byKind  map[launchKind]*launchBlocker
+	retries *resolveRetries
+	cells   perCell[blocked] // under the table's lock
 }
 
-// blocked is what keeps a cell from being launched; under the table's lock.
+// blocked is what keeps a cell from being launched.
 type blocked struct {
 	why  string // what the operator has to fix; "" for nothing
 	told dedup  // of that
@@ -239,10 +241,13 @@ func (s *blockers) markProbeLocked(e *entry) {
 			u.probe, u.probing = e.id, s.loop.clock.Now().Add(firstBlock+e.cell().Offering().BootTimeout)
 		}
 	}
-	if e.resolving.failed == 0 {
-		e.blocked.why = ""
+	if !s.retries.due(e) {
+		s.cells.of(e).why = ""
 	}
 }
+
+// whyLocked returns what the operator has to fix before a cell is launched; "" for nothing. The caller holds table.mu.
+func (s *blockers) whyLocked(e *entry) string { return s.cells.of(e).why }
 
 // report reports to the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
 // file, or for its image or its root disk. The operator is told of that file here, of an image or a disk by the log; the
@@ -250,9 +255,10 @@ func (s *blockers) markProbeLocked(e *entry) {
 func (s *blockers) report(e *entry, why, reason string, tellNode bool) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
-	changed := e.blocked.why != why
-	e.blocked.why = why
-	tell := e.blocked.told.note(why, now)
+	state := s.cells.of(e)
+	changed := state.why != why
+	state.why = why
+	tell := state.told.note(why, now)
 	s.table.mu.Unlock()
 	switch {
 	case tellNode && s.node.listens():

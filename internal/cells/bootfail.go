@@ -16,6 +16,7 @@ type bootFailures struct {
 	blockers  *blockers
 	consoles  *consoles
 	ends      *cellEnds
+	upgrades  *upgrades
 }
 
 // endUnwanted ends a booting cell that nobody wants, or that is lost.
@@ -33,17 +34,16 @@ func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, e
 	return true, nil
 }
 
-// endIfLate ends a booting cell whose time is over. It returns how much time the cell has left.
-func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, error) {
+// endIfLate ends a booting cell whose time is over, and which waits for what its stages say. It returns how much time the cell has left.
+func (s *bootFailures) endIfLate(ctx context.Context, e *entry, stages waiter) (time.Duration, error) {
 	left, what := s.bootTimes.left(e, e.cell(), e.session)
 	if left = e.spared(left); left > 0 {
 		return left, nil
 	}
-	waitsFor := e.waitsFor()
-	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
 	s.table.mu.Lock()
-	noAgent := !e.goesOver.IsZero()
+	waitsFor, noAgent := stages.waitsForLocked(e), !s.upgrades.sinceLocked(e).IsZero()
 	s.table.mu.Unlock()
+	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
 	end := cellEnd{CauseNotReady, why, events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor)}
 	if noAgent {
 		end.cause = CauseUnfit

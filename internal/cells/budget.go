@@ -76,6 +76,28 @@ type budgets struct {
 	ledger *ledger
 	limits limits
 	clock  clock.PassiveClock
+	cells  perCell[reservation] // under table.mu
+}
+
+// reservation is what counts of a cell against the budget of its namespace.
+type reservation struct {
+	known    bool
+	perHour  float64   // dollars
+	paidFrom time.Time // of its record
+}
+
+// reservationLocked returns that of a cell. The caller holds table.mu.
+func (s *budgets) reservationLocked(e *entry) *reservation {
+	r := s.cells.of(e)
+	if !r.known {
+		s.noteStoredLocked(e, e.cell())
+	}
+	return r
+}
+
+// noteStoredLocked notes what counts of a cell by its record. The caller holds table.mu.
+func (s *budgets) noteStoredLocked(e *entry, cell *Cell) {
+	*s.cells.of(e) = reservation{known: true, perHour: cell.Offering().CostPerHour(), paidFrom: cell.paidFrom()}
 }
 
 // outlay is what the cells of a namespace cost.
@@ -93,14 +115,15 @@ func (s *budgets) outlayOfLocked(namespace string, b Budget, spent float64, with
 	now := s.clock.Now()
 	month := monthOf(now)
 	for e := range s.table.byNamespace[namespace] {
+		counted := s.reservationLocked(e)
 		if b.PerMonth > 0 {
-			o.spent += hours(e.paidFrom, month, now) * e.reserved
+			o.spent += hours(counted.paidFrom, month, now) * counted.perHour
 		}
 		if e == without {
 			continue
 		}
 		o.running++
-		o.perHour += e.reserved
+		o.perHour += counted.perHour
 	}
 	return o
 }
@@ -189,7 +212,8 @@ func (s *budgets) reserveNext(cell *Cell, offerings []Offering) ([]Offering, err
 		err := b.afford(namespace, cost, o)
 		if err == nil {
 			if e != nil {
-				e.reserved = max(e.reserved, o.CostPerHour()) // both, until it is stored which
+				counted := s.reservationLocked(e)
+				counted.perHour = max(counted.perHour, o.CostPerHour()) // both, until it is stored which
 			}
 			return offerings[i:], nil
 		}

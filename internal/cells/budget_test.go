@@ -312,7 +312,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offerings, over := c.shared.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil)
+	offerings, over := c.core.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil)
 	if over != nil || len(offerings) != len(r.Offerings) {
 		t.Fatalf("of %d offerings %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
@@ -320,7 +320,7 @@ func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
-	left, err := c.shared.budgets.reserveNext(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings)
+	left, err := c.core.budgets.reserveNext(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings)
 	if err != nil || len(left) != len(r.Offerings) {
 		t.Fatalf("%d offerings are left, %v", len(left), err)
 	}
@@ -333,7 +333,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.shared.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
+		if _, over := c.core.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
 			b.Fatal(over)
 		}
 	}

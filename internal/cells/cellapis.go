@@ -1,7 +1,6 @@
 package cells
 
 import (
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cellapi"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -40,7 +39,7 @@ func (s *cellAPIs) serve(e *entry) API {
 		PodIPv6:     cell.Instance.PodIPv6,
 	})
 	s.table.mu.Lock()
-	e.api, e.node = api, node
+	e.serveLocked(api, node)
 	s.table.mu.Unlock()
 	return noticeAPI{api, s.notices, e}
 }
@@ -49,16 +48,4 @@ func (s *cellAPIs) serve(e *entry) API {
 func (s *cellAPIs) remove(e *entry) { s.apis.RemoveCell(e.id) }
 
 // show lets the kubelet of a bound cell see its pod.
-func (e *entry) show() error {
-	cell := e.cell()
-	if cell.Kept() {
-		e.api.KeepPod() // first: its kubelet removes what is left of a pod that it hears is gone
-	}
-	if e.shown || cell.Phase != apiv1.Bound && cell.Phase != apiv1.Draining {
-		return nil
-	}
-	e.api.Reserve(pluginRequests(cell.Plugins), driversBeside(cell.Plugins))
-	err := e.api.Bind(cell.Pod.Namespace, cell.Pod.Name, cell.Pod.UID)
-	e.shown = err == nil
-	return err
-}
+func (e *entry) show() error { return e.connection.show(e.cell()) }

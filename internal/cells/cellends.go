@@ -40,7 +40,7 @@ func (s *cellEnds) beginLocked(e *entry, end cellEnd) bool {
 	if e.ending != "" {
 		return false
 	}
-	e.ending, e.cause, e.hold.why = end.evidence, end.cause, ""
+	e.ending, e.cause = end.evidence, end.cause
 	s.loop.queue.Add(e.id)
 	return true
 }

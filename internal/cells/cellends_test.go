@@ -21,13 +21,16 @@ func TestACellBeginsToEndOnceAndItsOwnerIsToldOnce(t *testing.T) {
 	} {
 		b.said = nil
 		e := b.stored(Cell{ID: name, Pod: ref(name), Phase: apiv1.Bound})
-		e.hold.why = "it was heard"
+		b.holds.cells.of(e).why = "it was heard"
 		for _, end := range tc.ends {
 			b.ends.begin(e, end)
 		}
 		why, cause := b.table.endingOf(e)
-		if why != tc.ends[0].evidence || cause != tc.ends[0].cause || e.hold.why != "" {
-			t.Errorf("%s: it ends for %q (%s), held back: %q", name, why, cause, e.hold.why)
+		b.table.mu.Lock()
+		held := b.holds.whyLocked(e)
+		b.table.mu.Unlock()
+		if why != tc.ends[0].evidence || cause != tc.ends[0].cause || held != "" {
+			t.Errorf("%s: it ends for %q (%s), held back: %q", name, why, cause, held)
 		}
 		if woken := b.woken(); len(b.said) != tc.said || !slices.Equal(woken, []string{name}) {
 			t.Errorf("%s: said %v, woken %v", name, b.said, woken)

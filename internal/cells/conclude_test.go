@@ -196,8 +196,8 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 			t.Errorf("%s: the cell is changed before its outcome is stored", name)
 		}
 		goesOn := s.settle(t.Context(), l, known)
-		if goesOn || e.launching || l.turn != nil || e.resolving.failed != tc.tries || e.cell().Phase != tc.phase {
-			t.Errorf("%s: goes on %t; its launch's %t, %d tries, it is %s", name, goesOn, e.launching, e.resolving.failed, e.cell().Phase)
+		if goesOn || e.launching || l.turn != nil || b.retries.tries.of(e).failed != tc.tries || e.cell().Phase != tc.phase {
+			t.Errorf("%s: goes on %t; its launch's %t, %d tries, it is %s", name, goesOn, e.launching, b.retries.tries.of(e).failed, e.cell().Phase)
 		}
 		if paused := !s.concluding.answers.rights.pause.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
 			t.Errorf("%s: launches are paused %t, marked %v", name, paused, b.marked)
@@ -211,8 +211,8 @@ func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
 		known := s.conclude(group, errors.New("no answer"))
-		if e := group[0]; e.resolving.failed != try || len(known) != 1 || known[0].verdict != isUnresolved || len(b.said) != 1 {
-			t.Errorf("after %d tries: %+v, %d outcomes, said %v", try, e.resolving, len(known), b.said)
+		if e := group[0]; b.retries.tries.of(e).failed != try || len(known) != 1 || known[0].verdict != isUnresolved || len(b.said) != 1 {
+			t.Errorf("after %d tries: %+v, %d outcomes, said %v", try, b.retries.tries.of(e), len(known), b.said)
 		}
 	}
 }

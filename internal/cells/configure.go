@@ -19,6 +19,7 @@ type configuring struct {
 	cloudInits *cloudInits
 	blockers   *blockers
 	configs    *agentConfigs
+	reports    *connectionReports
 	dns        perCell[[]netip.Addr] // of the configuration that an agent has; under table.mu
 	sysctls    perCell[[]string]     // of that configuration, which the kubelet allows; under table.mu
 	pages      perCell[[]HugePages]  // of that configuration, which the kubelet counts; under table.mu
@@ -30,9 +31,9 @@ func (s *configuring) due(e *entry) func(context.Context) error {
 	sysctls, pages := e.cell().UnsafeSysctls, e.cell().HugePages // a standby cell has them with its pod, and another kubelet then
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	e.configured = e.configured && connected
+	configured := e.isConfiguredLocked(connected)
 	same := slices.Equal(*s.sysctls.of(e), sysctls) && slices.Equal(*s.pages.of(e), pages) && (bound || slices.Equal(*s.dns.of(e), dns))
-	if !connected || e.configured && same {
+	if !connected || configured && same {
 		return nil
 	}
 	session, breaks, config := e.session, e.breaks, s.configs.of(e.cell(), e.node, dns)
@@ -67,8 +68,8 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.unreported, e.said = true, true, told
+	if e.configureLocked(breaks) {
+		s.reports.noteConfiguredLocked(e, told)
 		*s.dns.of(e), *s.sysctls.of(e), *s.pages.of(e) = config.ClusterDNS, config.UnsafeSysctls, config.HugePages
 	}
 	return nil

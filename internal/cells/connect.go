@@ -3,27 +3,9 @@ package cells
 import (
 	"context"
 	"errors"
-	"time"
 
-	"github.com/elotl/kip/internal/agentapi"
+	apiv1 "github.com/elotl/kip/api/v1"
 )
-
-// connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise. Only the cell's worker
-// replaces api and session, and reads them without the lock; while draining has logs saved, only that does, and the worker waits for it.
-type connection struct {
-	api        API
-	node       string // the virtual node that api is of
-	session    agentSession
-	lacks      string              // the address that the instance has not got, as a snapshot showed it
-	connecting time.Time           // when this process began to connect
-	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
-	shown      bool                // api shows the pod
-	configured bool                // the agent has its configuration, on this connection
-	unreported bool                // observers do not know of that
-	said       agentapi.Configured // by the agent, with it
-	goesOver   time.Time           // since when it was told of another agent, which has not answered yet
-	breaks     int                 // how often the session has not been connected
-}
 
 // connections are those of this process to the agents of cells, and the APIs that cells see.
 type connections struct {
@@ -88,7 +70,7 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 			}
 		})
 		s.table.mu.Lock()
-		e.session, e.stopWait, e.connecting = agentSession{session}, stop, s.loop.clock.Now()
+		e.openLocked(session, stop, s.loop.clock.Now())
 		s.table.mu.Unlock()
 	}
 	if err := e.show(); err != nil {
@@ -101,15 +83,13 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 // disconnect closes what this process holds for a cell.
 func (s *connections) disconnect(e *entry) {
 	s.table.mu.Lock()
-	session, stopWait, api := e.session, e.stopWait, e.api
-	e.session, e.stopWait, e.api, e.shown, e.configured = agentSession{}, nil, nil, false, false
-	e.breaks++ // what is asked on this session yet says nothing of the next one
+	was := e.closeLocked()
 	s.table.mu.Unlock()
-	if stopWait != nil {
-		stopWait()
+	if was.stopWait != nil {
+		was.stopWait()
 	}
-	session.close()
-	if api != nil {
+	was.session.close()
+	if was.api != nil {
 		s.apis.remove(e)
 	}
 }
@@ -143,4 +123,34 @@ func (s *connections) reach(ctx context.Context, e *entry) error {
 		}
 	}
 	return nil
+}
+
+// waitsFor returns what the agent and the kubelet of a cell have not done yet.
+func (s *connections) waitsFor(e *entry) string {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return s.waitsForLocked(e)
+}
+
+// waitsForLocked is waitsFor. The caller holds table.mu.
+func (s *connections) waitsForLocked(e *entry) string {
+	goesOver := !s.configuring.upgrades.sinceLocked(e).IsZero()
+	switch {
+	case !e.session.opened():
+		return noAddress
+	case !e.session.connected():
+		who := "its agent"
+		if goesOver {
+			who = "the agent of cells.itzo"
+		}
+		if err := e.session.lastError(); err != nil {
+			return who + " has not joined: " + err.Error()
+		}
+		return who + " has not joined"
+	case goesOver:
+		return errAgentFetched.Error()
+	case e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().StepTime(apiv1.StepCloudInit).IsZero():
+		return "its cloud-init file is being carried out"
+	}
+	return "its kubelet is not ready"
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // connectionReports store and report what comes of connecting to cells.
@@ -15,8 +16,23 @@ type connectionReports struct {
 	observers  *observers
 	cloudInits *cloudInits
 	versions   *versions
-	away       perCell[reportedAway] // of the cells' workers
+	away       perCell[reportedAway]     // of the cells' workers
+	agents     perCell[configuredReport] // under table.mu
 }
+
+// configuredReport is what an agent has said when it had its configuration.
+type configuredReport struct {
+	said       agentapi.Configured
+	unreported bool // observers do not know of it
+}
+
+// noteConfiguredLocked notes what an agent has said that has its configuration now. The caller holds table.mu.
+func (s *connectionReports) noteConfiguredLocked(e *entry, said agentapi.Configured) {
+	*s.agents.of(e) = configuredReport{said: said, unreported: true}
+}
+
+// answerLocked returns what the agent of a cell has said last when it had its configuration. The caller holds table.mu.
+func (s *connectionReports) answerLocked(e *entry) agentapi.Configured { return s.agents.of(e).said }
 
 // reportedAway is what observers know of an agent that does not answer.
 type reportedAway struct {
@@ -27,8 +43,9 @@ type reportedAway struct {
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
 func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) error {
 	s.table.mu.Lock()
-	configured, tell, told := e.configured, e.configured && e.unreported, e.said
-	e.unreported = false
+	report := s.agents.of(e)
+	configured, tell, told := e.configured, e.configured && report.unreported, report.said
+	report.unreported = false
 	s.table.mu.Unlock()
 	if tell {
 		s.observers.CellConnected(*e.cell(), e.session.conn())

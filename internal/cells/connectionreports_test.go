@@ -27,14 +27,14 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 		}
 	}
 	step(time.Time{}, "t")
-	e.configured, e.unreported = true, true
-	e.said = agentapi.Configured{Agent: agentapi.RunningAgent{Version: "v1"}}
+	e.configured = true
+	s.noteConfiguredLocked(e, agentapi.Configured{Agent: agentapi.RunningAgent{Version: "v1"}})
 	joined := b.clock.Now()
 	step(joined, "")
 	b.clock.Step(time.Minute)
 	step(joined, "")
-	if e.cell().AgentRuns.Version != "v1" || e.unreported {
-		t.Errorf("the agent is %+v, unreported %t", e.cell().AgentRuns, e.unreported)
+	if e.cell().AgentRuns.Version != "v1" || s.agents.of(e).unreported {
+		t.Errorf("the agent is %+v, unreported %t", e.cell().AgentRuns, s.agents.of(e).unreported)
 	}
 }
 

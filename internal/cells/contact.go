@@ -35,6 +35,9 @@ func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	return got, nil
 }
 
+// waitsForLocked returns what its agent and its kubelet have not done yet. The caller holds table.mu.
+func (s *contacting) waitsForLocked(e *entry) string { return s.connections.waitsForLocked(e) }
+
 // handleFailure acts on an error of connecting: a cell whose cloud-init file is under way is
 // asked again soon, one that cannot have that or its agent ends; of one that cannot carry out its file no
 // other is launched like it for a while. What else there is is the caller's.

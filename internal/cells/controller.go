@@ -40,7 +40,7 @@ func New(cfg Config) *Controller {
 		upkeep:    upkeep,
 		links:     links,
 		ends:      ends,
-		machines:  newMachines(cfg, core, shared, upkeep.consoles, links, ends.exclusionWaits),
+		machines:  newMachines(cfg, core, shared, upkeep.consoles, links, ends),
 		launches:  newLaunchSteps(cfg, core, shared, upkeep, ends),
 		oversight: newOversight(cfg, core, shared, upkeep, links, ends),
 	}
@@ -92,6 +92,7 @@ func (c *Controller) Close() { c.core.loop.queue.ShutDown() }
 // step is one of a cell's life. Where it has moved the cell to another phase, the step of that follows, whatever its progress.
 type step interface {
 	Step(ctx context.Context, e *entry) (progress, error)
+	waiter
 }
 
 // stepOf returns the step of a phase.

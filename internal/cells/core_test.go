@@ -26,6 +26,7 @@ type bench struct {
 	calls   *pipe.Pipe
 	guard   *guard.Guard
 	holds   *holds
+	retries *resolveRetries
 	mu      sync.Mutex // of what is noted, while something runs aside
 	said    []string   // Events
 	shown   []Cell     // to observers, with each change
@@ -59,6 +60,7 @@ func newBench(t *testing.T) *bench {
 	b.holds = &holds{
 		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,
 	}
+	b.retries = &resolveRetries{clock: b.clock, random: b.loop.random}
 	*b.observers = observers{b}
 	t.Cleanup(b.loop.queue.ShutDown)
 	return b
@@ -108,7 +110,8 @@ func (b *bench) connecting() *connections {
 		},
 		dialling: &dialling{table: b.table, loop: b.loop, calls: b.calls, tunnels: &dials{}},
 		configuring: &configuring{
-			table: b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: b.blocking(),
+			reports: &connectionReports{},
+			table:   b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: b.blocking(),
 			configs: &agentConfigs{calls: b.calls},
 		},
 		reports: &connectionReports{
@@ -155,7 +158,18 @@ func (b *bench) end(e *entry, cause Cause) {
 func (b *bench) blocking() *blockers {
 	return &blockers{
 		table: b.table, loop: b.loop, records: b.records, recipe: b.recipe, events: b.events, byKind: map[launchKind]*launchBlocker{},
+		retries: b.retries,
 	}
+}
+
+// releasing returns what lets go of cells.
+func (b *bench) releasing() *releases {
+	return &releases{table: b.table, loop: b.loop, holds: b.holds, ends: b.ends, events: b.events}
+}
+
+// waiting returns what reports what ready cells wait for.
+func (b *bench) waiting() *waits {
+	return &waits{table: b.table, loop: b.loop, records: b.records, events: b.events, ends: b.ends}
 }
 
 func (b *bench) OrphanFound() { b.note(func() { b.found++ }) }

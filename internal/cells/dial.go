@@ -36,8 +36,7 @@ func (s *dialling) dial(ctx context.Context, e *entry, api http.Handler) (Sessio
 				// Noted here: when the worker runs, the session may be connected
 				// again, to an agent that has started anew.
 				s.table.mu.Lock()
-				e.configured = false
-				e.breaks++
+				e.breakLocked()
 				s.table.mu.Unlock()
 			}
 			s.loop.queue.Add(cell.ID)

@@ -76,7 +76,8 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		if got, err := s.attach(ctx, e); err != nil || got != done {
 			return got, err
 		}
-		given.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
+		given.attached = true
+		s.waits.restart(e)
 	}
 	if !e.session.connected() {
 		return await("a connection to its agent"), nil // the tunnel wakes the cell
@@ -90,7 +91,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		return got, nil
 	case err == nil:
 	case errors.Is(err, agentapi.ErrNotYet):
-		if e.wait.polls >= attachAgain {
+		if s.waits.polls(e) >= attachAgain {
 			given.attached = false // the cloud has said yes, and may not have done it
 		}
 		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
@@ -98,7 +99,8 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
-	given.shown, e.wait.polls = session, 0
+	given.shown = session
+	s.waits.restart(e)
 	s.waits.clear(ctx, e)
 	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
 	return done, nil
@@ -123,7 +125,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 	case errors.As(err, &inUse):
 		atMost := time.Duration(0)
 		if s.table.letsGoOf(inUse.Instance) {
-			e.wait.refused = time.Time{}
+			s.waits.forgetRefusal(e)
 		} else if s.giveUpIfLate(e, failed, heldTimeout) {
 			return leave, nil
 		} else {
@@ -132,13 +134,21 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 		s.waits.report(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
 		return waitFor("a disk that another instance has", s.waits.next(e)), nil
 	case errors.Is(err, cloud.ErrNotYet):
-		e.wait.refused = time.Time{}
+		s.waits.forgetRefusal(e)
 	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
 	case cloud.Refused(failed.err) && s.giveUpIfLate(e, failed, refusedTimeout):
 		return leave, nil
 	}
 	s.waits.report(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
 	return progress{}, err
+}
+
+// waitsForLocked returns what keeps the call from being sent that attaches a cell's disks. The caller holds table.mu.
+func (s *disks) waitsForLocked(e *entry) string {
+	if e.async.waitsFor() != attachesDisks {
+		return ""
+	}
+	return s.calls.Waits(cloud.CallAttachDisk)
 }
 
 // giveUpIfLate ends a cell that has waited so long for a disk, and reports whether it did.

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -95,4 +96,9 @@ func (e *entry) waitForPlace(ctx context.Context, places *keyed.Places[string]) 
 func patient(e *entry) bool {
 	cause := e.cell().Cause
 	return cause == CausePodEnded || cause == CausePodDeleted
+}
+
+// waitsForLocked returns what a cell waits for that is being drained. The caller holds table.mu.
+func (s *draining) waitsForLocked(e *entry) string {
+	return cmp.Or(s.keeping.waitsForLocked(e), "its pod's logs and volumes are not saved yet")
 }

@@ -203,7 +203,8 @@ func TestACellIsTerminatedOnceWhatMustOutliveItIsSaved(t *testing.T) {
 				places: keyed.NewPlaces[string](1, 1),
 			},
 			keeping: &keeping{
-				table: b.table, loop: b.loop, records: b.records, inventory: b.inventory, connections: connections, events: b.events,
+				loop: b.loop, records: b.records, inventory: b.inventory, connections: connections, events: b.events,
+				releases: b.releasing(),
 			},
 		}
 		e := b.running("c")

@@ -1,15 +1,17 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 
-	"k8s.io/utils/clock"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
 // enqueuing adds cells to the queue of those that wait for a launch.
 type enqueuing struct {
 	table        *table
-	loop         *loop
+	calls        *pipe.Pipe
 	pauses       launchPauses
 	launches     *launchQueue
 	removals     *removals
@@ -72,12 +74,18 @@ func (s *enqueuing) add(next queuedCell) progress {
 	return await("its launch")
 }
 
-// resolveRetries have cells wait whose launch could not be resolved, until the next try.
-type resolveRetries struct{ clock clock.PassiveClock }
-
-func (s *resolveRetries) prepare(_ context.Context, e *entry) (progress, error) {
-	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
-		return waitFor("another try to resolve its launch", wait), nil
+// waitsForLocked returns what a cell waits for that is to be launched. The caller holds table.mu.
+func (s *enqueuing) waitsForLocked(e *entry) string {
+	if why := s.preparations.waitsForLocked(e); why != "" {
+		return why
 	}
-	return done, nil
+	if e.launching {
+		if why := s.calls.Waits(cloud.CallLaunch); why != "" {
+			return why
+		}
+	}
+	return cmp.Or(s.pauses.blockers.whyLocked(e), notAnswered)
 }
+
+// notAnswered is the wait of a cell whose launch is to be sent, or was.
+const notAnswered = "the cloud has not answered yet"

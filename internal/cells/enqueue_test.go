@@ -12,10 +12,10 @@ import (
 // enqueuing returns what adds cells to the queue of launches.
 func (b *bench) enqueuing() *enqueuing {
 	return &enqueuing{
-		table: b.table, loop: b.loop, pauses: launchPauses{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
+		table: b.table, calls: b.calls, pauses: launchPauses{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
 		removals: b.removing(),
 		preparations: b.prepared(
-			&resolveRetries{clock: b.clock}, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
+			b.retries, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
 		),
 	}
 }
@@ -30,7 +30,7 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 	}{
 		"nothing holds it up": {func(*bench, *enqueuing, *entry) {}, 0, true, false, ""},
 		"a try has failed": {func(b *bench, _ *enqueuing, e *entry) {
-			e.resolving.next = b.clock.Now().Add(time.Second)
+			b.retries.tries.of(e).next = b.clock.Now().Add(time.Second)
 		}, time.Second, false, false, ""},
 		"nothing is listed yet": {func(b *bench, _ *enqueuing, _ *entry) {
 			b.listed(snapshot{})
@@ -124,9 +124,9 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 			t.Errorf("%s: again after %s (%v), launching %t; want it to wait %s", why, got, err, e.launching, want)
 		}
 	}
-	e.resolving.next = b.clock.Now().Add(3 * time.Second)
+	b.retries.tries.of(e).next = b.clock.Now().Add(3 * time.Second)
 	wait("a try has failed", 3*time.Second)
-	e.resolving = attempts{}
+	b.retries.restart(e)
 	if wait("the cloud has listed nothing", time.Second); !b.asked() {
 		t.Error("no snapshot is asked for")
 	}

@@ -3,52 +3,41 @@ package cells
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// entry is a cell and what this process holds for it, as far as several parts use it. What one part alone holds it declares as
-// a perCell. It is under table.mu, unless it says otherwise.
+// entry is a cell and what this process knows of it, as far as several parts use it. What one part alone knows it declares as a perCell. It is
+// under table.mu, unless it says otherwise. Each field names the one that changes it.
 type entry struct {
-	id       string
-	current  atomic.Pointer[Cell] // never modified, only replaced
-	writing  sync.Mutex           // held from reading current to replacing it
-	revision int64                // of the stored record; under writing
-	unsure   *Cell                // what was written if the lost answer was a yes; under writing
-	loaded   bool                 // its record is of an earlier process; never changed once it is shown
-	arrived  bool                 // its pod arrived, as in Request
-
-	// ending, once set, is why the cell must end, and cause the kind of that; only cellEnds sets them.
+	id string
+	// current is the record. It is never modified: adoptions replaces it.
+	current atomic.Pointer[Cell]
+	// writing is held from reading current to replacing it. revision is that of the stored record, and unsure what was written if the lost
+	// answer was a yes: both are under writing, and of records, which additions begins.
+	writing  sync.Mutex
+	revision int64
+	unsure   *Cell
+	// loaded reports whether its record is of an earlier process. storedCells sets it before the cell is shown.
+	loaded bool
+	// pod is whose cell it is, for a moment before the record says so, disks are those of that pod, and arrived is as in Request. They are set
+	// when the cell is made, and standbys gives a standby cell those of the pod that takes it.
+	pod     apiv1.PodReference
+	disks   []Disk
+	arrived bool
+	// ending, once set, is why the cell must end, and cause the kind of that. cellEnds sets them.
 	ending string
 	cause  Cause
-	// keepUntil is until when the cell of a failed pod stays. keepOver is set when nobody wants that any more.
-	keepUntil time.Time
-	keepOver  bool
-	// binding is set when the worker has decided to show the pod.
-	binding bool
 	// launching is set while the cell is its launch's: from when enqueuing adds it to the queue of launches, or resuming
 	// goes on with its launch, until launching gives it back. launch.go alone changes it.
 	launching bool
 	// launchID is of the launch that the cell is being stored with, until the outcome is stored. If the answer of that write is lost, it
-	// is kept: resuming waits for such a cell.
+	// is kept: resuming waits for such a cell. intents sets it, and launching forgets it.
 	launchID string
-	// pod is whose cell it is: for a moment before the record says so.
-	pod apiv1.PodReference
-	// reserved is what counts of it against its namespace's budget, in dollars an hour;
-	// paidFrom is that of its record.
-	reserved float64
-	paidFrom time.Time
-	// disks are those of pod.
-	disks []Disk
 
-	connection
-	held      sync.Map // what single parts hold of it, by their perCells
-	async     asyncOps
-	resolving attempts // to resolve its launch; of whoever holds the cell
-	blocked   blocked
-	wait      waitState
-	hold      holdState
+	connection          // changes itself
+	async      asyncOps // of loop
+	held       sync.Map // what single parts know of it, by their perCells
 }
 
 // cell is the record as it is now.
@@ -60,8 +49,6 @@ func newEntry(cell Cell, revision int64) *entry {
 		pod:      cell.Pod,
 		disks:    cell.Disks,
 		revision: revision,
-		reserved: cell.Offering().CostPerHour(),
-		paidFrom: cell.paidFrom(),
 	}
 	e.current.Store(&cell)
 	return e

@@ -76,3 +76,14 @@ func (s *evacuating) admitMove(ctx context.Context, e *entry) bool {
 	end := unrequested(cell, "the cloud is about to take its instance back")
 	return s.holds.admit(ctx, e, end, s.holds.population())
 }
+
+// heldBackLocked says why the end of a cell is held back; "" if it is not. The caller holds table.mu.
+func (s *evacuating) heldBackLocked(e *entry) string {
+	if why := s.holds.whyLocked(e); why != "" {
+		return heldBack + why
+	}
+	return ""
+}
+
+// heldBack is what begins the wait of a cell that the guard does not let end.
+const heldBack = "its end is held back: "

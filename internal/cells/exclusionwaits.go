@@ -40,6 +40,16 @@ func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error)
 	return waitFor("a list without another instance for its pod", time.Second), nil
 }
 
+// waitsForLocked returns why it is not sure that nothing else runs the pod of a cell, unless the cell is being launched and the store is
+// not behind: it was sure then. The caller holds table.mu.
+func (s *exclusiveLaunch) waitsForLocked(e *entry) string {
+	exclusion := s.exclusionWaits.exclusion
+	if e.launching && !exclusion.generation.isBehind() {
+		return ""
+	}
+	return exclusion.whyUnsureLocked(e)
+}
+
 // ensureExclusive ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such
 // instance; otherwise it reports why the cell waits. doubt is that of exclusion.check.
 func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string) {

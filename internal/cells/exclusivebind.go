@@ -29,3 +29,12 @@ func (s *exclusiveBind) prepare(_ context.Context, e *entry) (progress, error) {
 	}
 	return done, nil
 }
+
+// waitsForLocked returns why a ready cell may run more than its record says. The caller holds table.mu.
+func (s *exclusiveBind) waitsForLocked(e *entry) string {
+	if !s.generation.mayRunMore(e) {
+		return ""
+	}
+	why, _ := s.generation.whyBehind() // Kip tells a kubelet nothing before
+	return why
+}

@@ -17,9 +17,10 @@ type holds struct {
 	events    *reporter
 	guard     *guard.Guard
 	inventory *inventory
+	cells     perCell[holdState] // under table.mu
 }
 
-// holdState is why the end of a cell is held back; under the table's lock.
+// holdState is why the end of a cell is held back. What it says of a cell that ends by now is over.
 type holdState struct {
 	why  string // "" if it is not
 	told dedup  // of that
@@ -32,9 +33,10 @@ func (s *holds) admit(ctx context.Context, e *entry, end guard.End, population i
 		return true
 	}
 	s.table.mu.Lock()
-	changed := e.hold.why != held.Text
-	e.hold.why = held.Text
-	tell := e.hold.told.note(string(held.Reason), s.clock.Now())
+	state := s.cells.of(e)
+	changed := state.why != held.Text
+	state.why = held.Text
+	tell := state.told.note(string(held.Reason), s.clock.Now())
 	s.table.mu.Unlock()
 	if tell {
 		s.events.tellHeld(end, held)
@@ -50,8 +52,8 @@ func (s *holds) showReleased() {
 	var released []*entry
 	s.table.mu.Lock()
 	for _, e := range s.table.byID {
-		if e.hold.why != "" && !s.guard.Holds(e.cell().Instance.ID) {
-			e.hold.why, e.hold.told = "", dedup{}
+		if s.whyLocked(e) != "" && !s.guard.Holds(e.cell().Instance.ID) {
+			*s.cells.of(e) = holdState{}
 			released = append(released, e)
 		}
 	}
@@ -59,6 +61,14 @@ func (s *holds) showReleased() {
 	for _, e := range released {
 		s.records.showAgain(e)
 	}
+}
+
+// whyLocked returns why the end of a cell is held back; "" if it is not. The caller holds table.mu.
+func (s *holds) whyLocked(e *entry) string {
+	if e.ending != "" {
+		return ""
+	}
+	return s.cells.of(e).why
 }
 
 // population returns how many cells run a pod and how many instances have no cell, together.

@@ -20,6 +20,11 @@ func (b *bench) running(id string) *entry {
 func TestACellIsShownAsHeldBackOnceAndUntilNobodyWantsItsEnd(t *testing.T) {
 	b := newBench(t)
 	e := b.running("c")
+	why := func() string {
+		b.table.mu.Lock()
+		defer b.table.mu.Unlock()
+		return (&watching{evacuating: b.evacuating()}).waitsForLocked(e)
+	}
 	end := unrequested(e.cell(), "why")
 	end.LastHeartbeat = b.clock.Now()
 	for range 2 {
@@ -27,15 +32,15 @@ func TestACellIsShownAsHeldBackOnceAndUntilNobodyWantsItsEnd(t *testing.T) {
 			t.Fatal("the end of a cell that was just heard is admitted")
 		}
 	}
-	if e.waitsFor() != heldBack+"it was heard less than 40s ago" || len(b.said) != 1 || len(b.shown) != 1 {
-		t.Errorf("it waits for %q, said %v, shown %d times", e.waitsFor(), b.said, len(b.shown))
+	if why() != heldBack+"it was heard less than 40s ago" || len(b.said) != 1 || len(b.shown) != 1 {
+		t.Errorf("it waits for %q, said %v, shown %d times", why(), b.said, len(b.shown))
 	}
-	if b.holds.showReleased(); e.hold.why == "" {
+	if b.holds.showReleased(); why() == "" {
 		t.Error("it is not shown as held back any more, and its end is")
 	}
 	b.clock.Step(2 * time.Minute)
-	if b.holds.showReleased(); e.hold.why != "" || len(b.shown) != 2 {
-		t.Errorf("nobody wants its end, and it waits for %q, shown %d times", e.waitsFor(), len(b.shown))
+	if b.holds.showReleased(); why() != "" || len(b.shown) != 2 {
+		t.Errorf("nobody wants its end, and it waits for %q, shown %d times", why(), len(b.shown))
 	}
 	if !b.holds.admit(t.Context(), e, end, 1) || len(b.said) != 1 {
 		t.Errorf("the end of a silent cell is held back: %v", b.said)

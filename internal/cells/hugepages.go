@@ -25,10 +25,11 @@ const (
 
 // hugePages waits for the huge pages of ready cells. Their agents reserve them by their configuration.
 type hugePages struct {
-	table *table
-	loop  *loop
-	ends  *cellEnds
-	cells perCell[pagesState] // of their workers
+	table   *table
+	loop    *loop
+	ends    *cellEnds
+	reports *connectionReports
+	cells   perCell[pagesState] // of their workers
 }
 
 // pagesState is how far that is.
@@ -45,7 +46,7 @@ func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	s.table.mu.Lock()
-	configured, said := e.configured, e.said
+	configured, said := e.configured, s.reports.answerLocked(e)
 	s.table.mu.Unlock()
 	if !configured {
 		return await("a connection to its agent"), nil // the tunnel wakes the cell

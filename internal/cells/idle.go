@@ -50,3 +50,6 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (progress, error) {
 	}
 	return s.starting.start(ctx, e, machines)
 }
+
+// waitsForLocked returns what keeps a stopped cell from being started. The caller holds table.mu.
+func (s *idling) waitsForLocked(e *entry) string { return s.starting.waitsForLocked(e) }

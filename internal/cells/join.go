@@ -31,10 +31,19 @@ func (s *joining) Step(ctx context.Context, e *entry) (progress, error) {
 		s.generation.noteAway(s.clock.Now())
 		return waitFor("the store to know all instances", time.Second), nil
 	}
-	left, err := s.failures.endIfLate(ctx, e)
+	left, err := s.failures.endIfLate(ctx, e, s.stages)
 	if err != nil || left <= 0 {
 		return done, err
 	}
 	got, err := s.stages.prepare(ctx, e)
 	return got.atMost(left), err
+}
+
+// waitsForLocked returns what a booting cell waits for. The caller holds table.mu.
+func (s *joining) waitsForLocked(e *entry) string {
+	if s.generation.mayRunMore(e) {
+		why, _ := s.generation.whyBehind() // Kip tells a kubelet nothing before
+		return why
+	}
+	return s.stages.waitsForLocked(e)
 }

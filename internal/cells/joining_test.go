@@ -33,7 +33,7 @@ func (s *stage) prepare(context.Context, *entry) (progress, error) {
 func (b *bench) failing() *bootFailures {
 	return &bootFailures{
 		table: b.table, bootTimes: &bootTimes{generation: b.generation, loop: b.loop},
-		blockers: b.blocking(), consoles: &consoles{calls: b.calls}, ends: b.ends,
+		blockers: b.blocking(), consoles: &consoles{calls: b.calls}, ends: b.ends, upgrades: &upgrades{},
 	}
 }
 
@@ -91,13 +91,13 @@ func TestAMachineThatDoesNotJoinEndsForItsCause(t *testing.T) {
 		}, CausePodDeleted, 0},
 		"its time is over": {func(b *bench, s *bootFailures, e *entry) error {
 			b.clock.Step(time.Minute)
-			_, err := s.endIfLate(b.Context(), e)
+			_, err := s.endIfLate(b.Context(), e, preparations{})
 			return err
 		}, CauseNotReady, 1},
 		"its time is over, and its agent goes over": {func(b *bench, s *bootFailures, e *entry) error {
 			b.clock.Step(time.Minute)
-			e.goesOver = b.clock.Now()
-			_, err := s.endIfLate(b.Context(), e)
+			*s.upgrades.since.of(e) = b.clock.Now()
+			_, err := s.endIfLate(b.Context(), e, preparations{})
 			return err
 		}, CauseUnfit, 1},
 		"it is too small": {func(b *bench, s *bootFailures, e *entry) error {

@@ -12,13 +12,13 @@ import (
 
 // keeping keeps the cells of failed pods for a time, for people to look inside.
 type keeping struct {
-	table       *table
 	loop        *loop
 	records     *records
 	inventory   *inventory
 	connections *connections
 	routes      *routes
 	events      *reporter
+	releases    *releases
 	givenUp     perCell[error] // why cells are not kept; of their workers
 }
 
@@ -28,7 +28,7 @@ var _ preparation = (*keeping)(nil)
 func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	left := cell.KeepUntil.Sub(s.loop.clock.Now())
-	if _, over := s.table.keepingOf(e); over || left <= 0 || *s.givenUp.of(e) != nil {
+	if s.releases.keepOver(e) || left <= 0 || *s.givenUp.of(e) != nil {
 		return done, nil
 	}
 	if cell.StepTime(apiv1.StepKept).IsZero() {
@@ -72,9 +72,7 @@ func (s *keeping) giveUp(e *entry, why error) {
 // lost returns why nobody can look into a cell any more: it is silent, and the cloud does not show that its instance runs. It is ""
 // otherwise. The end of such a cell harms nobody, so one list is enough.
 func (s *keeping) lost(e *entry) string {
-	s.table.mu.Lock()
 	session, since := e.session, e.connecting
-	s.table.mu.Unlock()
 	if !session.cutOff() {
 		return ""
 	}
@@ -94,7 +92,14 @@ func (s *keeping) lost(e *entry) string {
 	return ""
 }
 
-// keptUntil is what a cell that is kept waits for.
-func keptUntil(cell *Cell) string {
+// waitsForLocked returns until when a cell is kept, or what keeps its routes from being removed before. The caller holds table.mu.
+func (s *keeping) waitsForLocked(e *entry) string {
+	if why := s.routes.waitsForLocked(e); why != "" {
+		return why
+	}
+	cell := e.cell()
+	if cell.StepTime(apiv1.StepKept).IsZero() {
+		return ""
+	}
 	return fmt.Sprintf("its pod has failed, and Kip keeps it until %s for a look inside", cell.KeepUntil.UTC().Format(time.RFC3339))
 }

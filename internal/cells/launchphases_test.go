@@ -23,8 +23,10 @@ func (b *bench) launching() *launching {
 		loop:     b.loop,
 		batching: b.batching(),
 		resolving: &resolving{
-			calls: b.calls, builder: intents.builder,
-			unresolved: &unresolved{loop: b.loop, rights: answers.rights, answers: answers, blockers: b.blocking(), events: b.events},
+			calls: b.calls, builder: intents.builder, retries: b.retries,
+			unresolved: &unresolved{
+				loop: b.loop, rights: answers.rights, answers: answers, blockers: b.blocking(), events: b.events, retries: b.retries,
+			},
 		},
 		intents:    intents,
 		sending:    &sending{clock: b.clock, calls: b.calls},
@@ -180,7 +182,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 		b := newBench(t)
 		s, group := b.launching(), b.grouped("c", "d")
 		first := group[0]
-		first.resolving.failed = 2
+		b.retries.tries.of(first).failed = 2
 		if tc.resolves != nil {
 			all := slices.Clone(group)
 			b.cloud.set(func() {
@@ -188,8 +190,8 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 			})
 		}
 		s.launch(t.Context(), &launch{group: group, turn: b.turn()}, func() {})
-		if got := first.cell(); got.Phase != tc.phase || first.resolving.failed != tc.failed || len(b.cloud.running()) != tc.left {
-			t.Errorf("%s: it is %s, %d tries failed, %d instances", name, got.Phase, first.resolving.failed, len(b.cloud.running()))
+		if got := first.cell(); got.Phase != tc.phase || b.retries.tries.of(first).failed != tc.failed || len(b.cloud.running()) != tc.left {
+			t.Errorf("%s: it is %s, %d tries failed, %d instances", name, got.Phase, b.retries.tries.of(first).failed, len(b.cloud.running()))
 		}
 		if first.launching || tc.public != (first.cell().Launch != nil && first.cell().Launch.PublicAddress) {
 			t.Errorf("%s: it is its group's %t, launched with %+v", name, first.launching, first.cell().Launch)
@@ -210,7 +212,7 @@ func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
 			return cloud.Resolved{Image: "image"}, fails
 		})
 		for _, e := range group {
-			e.resolving.failed = 2
+			b.retries.tries.of(e).failed = 2
 		}
 		l := &launch{group: group}
 		err := s.resolve(t.Context(), l)
@@ -218,8 +220,8 @@ func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
 			t.Errorf("%s: %+v (%v), asked %+v", name, l.resolved, err, asked)
 		}
 		for _, e := range group {
-			if (e.resolving.failed == 0) != (fails == nil) {
-				t.Errorf("%s: %d tries of cell %s have failed", name, e.resolving.failed, e.id)
+			if (b.retries.tries.of(e).failed == 0) != (fails == nil) {
+				t.Errorf("%s: %d tries of cell %s have failed", name, b.retries.tries.of(e).failed, e.id)
 			}
 		}
 	}

@@ -14,13 +14,13 @@ type matching struct {
 	recipe    *recipe
 	nodeNames *nodeNames
 	first     *firstConnections
-	reserved  int64 // bytes of memory that are the cell's own
+	upgrades  *upgrades
 }
 
 // fits says that a standby cell is as good for the request as a new one.
 func (s *matching) fits(r Request, cell *Cell) bool {
 	best, has := r.Offerings[0], cell.Offering()
-	if lacksRoom(cell.Room, r.Needs, s.reserved) {
+	if lacksRoom(cell.Room, r.Needs, s.recipe.reserved) {
 		return false
 	}
 	if r.Special || has.InstanceType != best.InstanceType || has.CapacityType() != best.CapacityType() || has.DiskBytes != best.DiskBytes {
@@ -50,7 +50,7 @@ func (s *matching) findLocked(r Request) (best *entry, connecting bool) {
 	}
 	for _, e := range s.table.standby {
 		cell := e.cell()
-		if e.ending != "" || !cell.Interrupted.IsZero() || !e.goesOver.IsZero() || rank(cell) == 0 || !s.fits(r, cell) {
+		if e.ending != "" || !cell.Interrupted.IsZero() || !s.upgrades.sinceLocked(e).IsZero() || rank(cell) == 0 || !s.fits(r, cell) {
 			continue
 		}
 		if rank(cell) >= 2 && !e.session.connected() {

@@ -12,9 +12,10 @@ import (
 func (b *bench) matching() *matching {
 	b.pools.byName["pool"] = &pool{Pool: Pool{Name: "pool", Count: 9}}
 	b.generation.compared = true
+	b.recipe.reserved = 100
 	return &matching{
 		table: b.table, pools: b.pools, recipe: b.recipe, nodeNames: &nodeNames{one: "kip-0"},
-		first: &firstConnections{clock: b.clock, generation: b.generation, listening: &listening{}}, reserved: 100,
+		first: &firstConnections{clock: b.clock, generation: b.generation, listening: &listening{}}, upgrades: &upgrades{},
 	}
 }
 

@@ -8,6 +8,12 @@ type preparation interface {
 	prepare(ctx context.Context, e *entry) (progress, error)
 }
 
+// waiter is a step, or a preparation, that knows what cells wait for.
+type waiter interface {
+	// waitsForLocked returns what a cell waits for there, for people; "" for nothing. The caller holds table.mu.
+	waitsForLocked(e *entry) string
+}
+
 // preparations prepare a cell, one after the other.
 type preparations struct {
 	table *table
@@ -26,6 +32,18 @@ func (s preparations) prepare(ctx context.Context, e *entry) (progress, error) {
 		}
 	}
 	return done, nil
+}
+
+// waitsForLocked returns what the first of them says that knows. One that is no waiter has nothing to say. The caller holds table.mu.
+func (s preparations) waitsForLocked(e *entry) string {
+	for _, p := range s.list {
+		if w, knows := p.(waiter); knows {
+			if why := w.waitsForLocked(e); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
 }
 
 // unlessStopped is the preparation with which a stopped cell leaves: it is started before it is given anything else.

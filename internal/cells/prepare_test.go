@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -43,6 +44,25 @@ func TestACellIsPreparedInOrderUntilItWaitsOrLeaves(t *testing.T) {
 		got, err := b.prepared(&tc.first, unlessStopped{}, &stage{name: "second", asked: &asked, got: done}).prepare(t.Context(), e)
 		if got != tc.want || !errors.Is(err, tc.err) || !slices.Equal(asked, tc.asked) {
 			t.Errorf("%s: %+v (%v), asked %v", name, got, err, asked)
+		}
+	}
+}
+
+// words are a preparation that knows what cells wait for.
+type words string
+
+func (words) prepare(context.Context, *entry) (progress, error) { return done, nil }
+
+func (w words) waitsForLocked(*entry) string { return string(w) }
+
+func TestACellWaitsForWhatTheFirstPreparationSaysThatKnows(t *testing.T) {
+	silent := unlessStopped{}
+	for want, list := range map[string][]preparation{
+		"":       {silent, words("")},
+		"a disk": {silent, words(""), words("a disk"), words("a route")},
+	} {
+		if got := (preparations{list: list}).waitsForLocked(nil); got != want {
+			t.Errorf("it waits for %q, want %q", got, want)
 		}
 	}
 }

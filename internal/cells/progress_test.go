@@ -63,4 +63,6 @@ type stepOnce struct {
 	err error
 }
 
+func (stepOnce) waitsForLocked(*entry) string { return "" }
+
 func (s stepOnce) Step(context.Context, *entry) (progress, error) { return s.got, s.err }

@@ -30,6 +30,7 @@ type recipe struct {
 	agent    *agentapi.Agent
 	nameTag  string
 	standby  Options // of standby cells
+	reserved int64   // bytes of memory that are the cell's own
 }
 
 // digest is the digest of the file that counts for the next launch.

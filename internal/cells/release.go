@@ -16,6 +16,50 @@ type releases struct {
 	holds  *holds
 	ends   *cellEnds
 	events *reporter
+	cells  perCell[releaseState] // under table.mu
+}
+
+// releaseState is what is decided of a cell that its pod may let go.
+type releaseState struct {
+	binding   bool      // it is being bound: its kubelet may see the pod
+	keepUntil time.Time // until when the cell of a failed pod stays
+	keepOver  bool      // nobody wants that any more
+}
+
+// beginBinding reports whether a cell is bound now: if it is prepared, has a pod, and is neither stopped nor to end. Otherwise ending may be
+// why it is to end. From then on its kubelet may see the pod. Whoever lets the cell go must know that: both decide under one lock.
+func (s *releases) beginBinding(e *entry, prepared bool) (binds bool, ending string, cause Cause) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	cell := e.cell()
+	binds = prepared && e.ending == "" && cell.Pod.UID != "" && !cell.Stopped
+	s.cells.of(e).binding = binds
+	return binds, e.ending, e.cause
+}
+
+// endingOf returns why a cell must end, "" if it need not, and the kind of that, and until when it is to stay all the same.
+func (s *releases) endingOf(e *entry) (why string, cause Cause, keepUntil time.Time) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return e.ending, e.cause, s.cells.of(e).keepUntil
+}
+
+// keepOver reports whether nobody wants any more that the cell of a failed pod stays.
+func (s *releases) keepOver(e *entry) bool {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return s.cells.of(e).keepOver
+}
+
+// keptLocked returns how many cells of failed pods a namespace keeps, or is about to. The caller holds table.mu.
+func (s *releases) keptLocked(namespace string) (n int) {
+	for e := range s.table.byNamespace[namespace] {
+		state := s.cells.of(e)
+		if cell := e.cell(); !state.keepOver && (cell.Kept() || cell.Live() && !state.keepUntil.IsZero()) {
+			n++
+		}
+	}
+	return n
 }
 
 // release is Controller.Release.
@@ -49,10 +93,10 @@ func (s *releases) endOrKeep(uid types.UID, why string, keep time.Duration, most
 	if !ok || !s.ends.beginLocked(e, cellEnd{cause: CausePodEnded, evidence: why}) {
 		return nil
 	}
-	if s.table.keptLocked(e.pod.Namespace) >= most {
+	if s.keptLocked(e.pod.Namespace) >= most {
 		return e
 	}
-	e.keepUntil = s.loop.clock.Now().Add(keep)
+	s.cells.of(e).keepUntil = s.loop.clock.Now().Add(keep)
 	return nil
 }
 
@@ -67,8 +111,9 @@ func (s *releases) endAllKept() {
 
 // endKeptLocked has a cell that is kept not stay any longer. The caller holds table.mu.
 func (s *releases) endKeptLocked(e *entry) {
-	if (!e.keepUntil.IsZero() || e.cell().Kept()) && !e.keepOver {
-		e.keepOver = true
+	state := s.cells.of(e)
+	if (!state.keepUntil.IsZero() || e.cell().Kept()) && !state.keepOver {
+		state.keepOver = true
 		s.loop.queue.Add(e.id)
 	}
 }
@@ -77,7 +122,7 @@ func (s *releases) endKeptLocked(e *entry) {
 func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool {
 	s.table.mu.Lock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
-	runs := ok && e.ending == "" && (e.binding || e.cell().Phase == apiv1.Bound)
+	runs := ok && e.ending == "" && (s.cells.of(e).binding || e.cell().Phase == apiv1.Bound)
 	s.table.mu.Unlock()
 	if !runs {
 		s.release(uid, why, false)
@@ -99,7 +144,7 @@ func (s *releases) unbound(uid types.UID, why string) bool {
 	if !ok {
 		return true
 	}
-	if e.binding || e.cell().Phase == apiv1.Bound || e.cell().Phase == apiv1.Draining {
+	if s.cells.of(e).binding || e.cell().Phase == apiv1.Bound || e.cell().Phase == apiv1.Draining {
 		return false
 	}
 	s.ends.beginLocked(e, cellEnd{cause: CausePodDeleted, evidence: why})

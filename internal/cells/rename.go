@@ -37,7 +37,7 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	left := s.loop.leftTo(e, *since, readyTimeout)
 	if left <= 0 {
-		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor())
+		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, s.connections.waitsFor(e))
 		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
 		return leave, nil
 	}

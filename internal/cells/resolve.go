@@ -12,6 +12,7 @@ import (
 type resolving struct {
 	calls      *pipe.Pipe
 	builder    *callBuilder
+	retries    *resolveRetries
 	unresolved *unresolved
 }
 
@@ -27,7 +28,7 @@ func (s *resolving) resolve(ctx context.Context, l *launch) error {
 		return err
 	}
 	for _, e := range group {
-		e.resolving = attempts{}
+		s.retries.restart(e)
 	}
 	l.resolved = &resolved
 	return nil

@@ -72,3 +72,12 @@ func (s *resuming) gather(l *launch, e *entry, place int) (progress, error) {
 	}
 	return done, nil
 }
+
+// waitsForLocked returns what a cell waits for that is being launched. A launch that an earlier Kip may have sent is held until the
+// instances are listed. The caller holds table.mu.
+func (s *resuming) waitsForLocked(e *entry) string {
+	if why, _ := s.generation.whyBehind(); why != "" && (!e.launching || s.generation.isBehind()) {
+		return why
+	}
+	return notAnswered
+}

@@ -19,7 +19,7 @@ func (b *bench) answers() *launchAnswers {
 func (b *bench) recording() *recording {
 	return &recording{
 		loop: b.loop, records: b.records, events: b.events, shortages: b,
-		budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},
+		budgets: b.budgets,
 	}
 }
 

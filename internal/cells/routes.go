@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
@@ -53,15 +52,16 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	case got != done:
 		return got, nil
 	case err == nil:
-		s.cells.of(e).made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
+		s.cells.of(e).made = true
+		s.waits.restart(e)
 		s.waits.clear(ctx, e)
 		return done, nil
 	case ctx.Err() != nil:
 		return progress{}, err
 	case isTaken && s.table.letsGoOf(taken.Target):
-		e.wait.refused = time.Time{}
+		s.waits.forgetRefusal(e)
 	case !isTaken && !cloud.Refused(err):
-		e.wait.refused = time.Time{}
+		s.waits.forgetRefusal(e)
 		s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 		return progress{}, err
 	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
@@ -70,6 +70,17 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 	return waitFor("the networks of its pod", s.waits.next(e)), nil
+}
+
+// waitsForLocked returns what keeps the call from being sent that makes, or removes, the routes of a cell. The caller holds table.mu.
+func (s *routes) waitsForLocked(e *entry) string {
+	switch e.async.waitsFor() {
+	case makesRoutes:
+		return s.calls.Waits(cloud.CallRoute)
+	case removesRoutes:
+		return s.calls.Waits(cloud.CallUnroute)
+	}
+	return ""
 }
 
 // unrouteOrphan takes all routes back that lead to an instance of which no record tells. A cloud

@@ -59,6 +59,14 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	})
 }
 
+// waitsForLocked returns what keeps the call from being sent that starts an instance. The caller holds table.mu.
+func (s *starting) waitsForLocked(e *entry) string {
+	if e.async.waitsFor() != startsInstance {
+		return ""
+	}
+	return s.calls.Waits(cloud.CallStart)
+}
+
 // startFailures moves on cells whose instances could not be started.
 type startFailures struct {
 	loop      *loop

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
@@ -228,23 +227,6 @@ func (t *table) endingOf(e *entry) (why string, cause Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return e.ending, e.cause
-}
-
-// keepingOf returns until when the cell of a failed pod stays, and whether nobody wants that any more.
-func (t *table) keepingOf(e *entry) (until time.Time, over bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return e.keepUntil, e.keepOver
-}
-
-// keptLocked returns how many cells of failed pods a namespace keeps, or is about to. The caller holds mu.
-func (t *table) keptLocked(namespace string) (n int) {
-	for e := range t.byNamespace[namespace] {
-		if cell := e.cell(); !e.keepOver && (cell.Kept() || cell.Live() && !e.keepUntil.IsZero()) {
-			n++
-		}
-	}
-	return n
 }
 
 // standbyCells are those that no pod has, and that are not to end.

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -42,4 +43,13 @@ func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 		return progress{}, err
 	}
 	return waitFor("a list without its instance", time.Second), nil
+}
+
+// waitsForLocked returns what a cell waits for whose instance ends. The caller holds table.mu.
+func (s *terminating) waitsForLocked(e *entry) string {
+	call := ""
+	if i := e.cell().Instance; i != nil {
+		call = s.terminations.waitsFor(i.ID)
+	}
+	return cmp.Or(call, s.routes.waitsForLocked(e), "the cloud has not ended it yet")
 }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/guard"
 	"k8s.io/utils/clock"
 )
@@ -28,6 +30,7 @@ type termination struct {
 // terminations are those of instances that are under way, by these.
 type terminations struct {
 	guard  *guard.Guard
+	calls  *pipe.Pipe
 	clock  clock.PassiveClock
 	queued *gather[*termination] // those that are due
 
@@ -36,7 +39,7 @@ type terminations struct {
 }
 
 func newTerminations(cfg Config) *terminations {
-	return &terminations{guard: cfg.Guard, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
+	return &terminations{guard: cfg.Guard, calls: cfg.Calls, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
 }
 
 // terminate has an instance terminated: that of a cell, or, where the cell is nil, of none. It queues the termination when
@@ -83,6 +86,14 @@ func (s *terminations) accepted(instance string) time.Time {
 		return t.accepted
 	}
 	return time.Time{}
+}
+
+// waitsFor returns what keeps the call from being sent that terminates an instance; "" for nothing.
+func (s *terminations) waitsFor(instance string) string {
+	if !s.sending(instance) {
+		return ""
+	}
+	return s.calls.Waits(cloud.CallTerminate)
 }
 
 // sending reports whether a call that terminates an instance is being made, or waited for.

@@ -15,6 +15,7 @@ type unresolved struct {
 	answers  *launchAnswers
 	blockers *blockers
 	events   *reporter
+	retries  *resolveRetries
 }
 
 // conclude returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself.
@@ -32,7 +33,7 @@ func (s *unresolved) conclude(group []*entry, failure error) []*outcome {
 		s.wait(waiting, failure)
 	}
 	for _, e := range refused {
-		e.resolving = attempts{} // the next offering is another question
+		s.retries.restart(e) // the next offering is another question
 	}
 	known := outcomesOf(refused, as, failure)
 	s.answers.learnShortages(offering, known)
@@ -57,7 +58,7 @@ func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 
 // wait has a group wait until its launch is resolved once more, and reports that.
 func (s *unresolved) wait(group []*entry, failure error) {
-	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)
+	offering, unfit := group[0].cell().Offering(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {
 		reason = events.CloudInitUnfit
@@ -66,11 +67,11 @@ func (s *unresolved) wait(group []*entry, failure error) {
 		s.loop.log.Warn("resolve a launch, retrying", "offering", offering.String(), "cells", len(group), "err", failure)
 	}
 	for _, e := range group {
-		e.resolving.fail(now, failure, s.loop.random)
+		failed := s.retries.fail(e, failure)
 		switch {
 		case unfit != "":
 			s.blockers.report(e, unfit, reason, false)
-		case e.resolving.failed == 1:
+		case failed == 1:
 			s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failure))
 		}
 	}

@@ -18,7 +18,11 @@ type upgrades struct {
 	agents   *asking
 	blockers *blockers
 	clock    clock.PassiveClock
+	since    perCell[time.Time] // since when an agent was told of another, which has not answered yet; under table.mu
 }
+
+// sinceLocked returns since when the agent of a cell goes over to another; zero if it does not. The caller holds table.mu.
+func (s *upgrades) sinceLocked(e *entry) time.Time { return *s.since.of(e) }
 
 // goOver has the image's agent go over to the one that the cell was launched for: before it
 // is joined, and so before anything of it counts. Until a cell is bound that holds for each
@@ -41,11 +45,11 @@ func (s *upgrades) goOver(ctx context.Context, e *entry, session agentSession) e
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	switch {
+	switch since := s.since.of(e); {
 	case err == nil:
-		e.goesOver = time.Time{}
-	case e.goesOver.IsZero() && errors.Is(err, errAgentFetched):
-		e.goesOver = s.clock.Now() // and while the other one has not joined yet
+		*since = time.Time{}
+	case since.IsZero() && errors.Is(err, errAgentFetched):
+		*since = s.clock.Now() // and while the other one has not joined yet
 	}
 	return err
 }

@@ -15,13 +15,14 @@ type waits struct {
 	records *records
 	events  *reporter
 	ends    *cellEnds
+	cells   perCell[waitState] // of their workers
 }
 
 // waitState is what a ready cell waits for.
 type waitState struct {
 	told    reported  // of the disks, routes, plugins and GPUs; written under the table's lock
 	polls   int       // in a row
-	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
+	refused time.Time // since when the cloud has surely not given it a disk, or its routes
 }
 
 // reported is the Event that was last reported of what a cell waits for; zero if it waits for nothing.
@@ -41,22 +42,39 @@ func (s *waits) clear(ctx context.Context, e *entry) { s.note(ctx, e, reported{}
 // note keeps what a ready cell waits for, for WaitsFor, and tells observers of
 // it; false if that is known.
 func (s *waits) note(ctx context.Context, e *entry, now reported) bool {
-	if e.wait.told == now {
+	state := s.cells.of(e)
+	if state.told == now {
 		return false
 	}
 	s.table.mu.Lock()
-	e.wait.told = now
+	state.told = now
 	s.table.mu.Unlock()
 	s.records.tell(ctx, e)
 	return true
 }
 
+// saidLocked returns what was reported last of what a ready cell waits for; "" for nothing. The caller holds table.mu.
+func (s *waits) saidLocked(e *entry) string { return s.cells.of(e).told.message }
+
 // next is after how long to ask again: what is asked often comes out of the
 // budget of those whose disks are free.
 func (s *waits) next(e *entry) time.Duration {
-	e.wait.polls++
-	return s.loop.random.After(e.wait.polls, diskPoll, longestDiskPoll)
+	polls := &s.cells.of(e).polls
+	*polls++
+	return s.loop.random.After(*polls, diskPoll, longestDiskPoll)
 }
+
+// polls returns how often in a row next was asked for a cell.
+func (s *waits) polls(e *entry) int { return s.cells.of(e).polls }
+
+// restart begins the polls and the time of a refusal anew: the cell has what it waited for, and what comes next is another matter.
+func (s *waits) restart(e *entry) {
+	s.forgetRefusal(e)
+	s.cells.of(e).polls = 0
+}
+
+// forgetRefusal notes that the cloud has not surely refused what a cell waits for.
+func (s *waits) forgetRefusal(e *entry) { s.cells.of(e).refused = time.Time{} }
 
 // giveUpIfLate ends a cell that has waited for so long for what the cloud surely does not give to it, and reports whether it did.
 // Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
@@ -64,10 +82,11 @@ func (s *waits) next(e *entry) time.Duration {
 func (s *waits) giveUpIfLate(
 	e *entry, cause Cause, event func(cell, why string) events.Event, what string, said error, after time.Duration,
 ) bool {
-	if e.wait.refused.IsZero() {
-		e.wait.refused = s.loop.clock.Now()
+	refused := &s.cells.of(e).refused
+	if refused.IsZero() {
+		*refused = s.loop.clock.Now()
 	}
-	if s.loop.leftTo(e, e.wait.refused, after) > 0 {
+	if s.loop.leftTo(e, *refused, after) > 0 {
 		return false
 	}
 	why := fmt.Sprintf("%s in %s: %v", what, after, said)

@@ -55,7 +55,7 @@ func TestACellHasAllThatItsPodWants(t *testing.T) {
 	b := newBench(t)
 	requests := &requests{
 		table: b.table, additions: b.additions, clock: b.clock, recipe: b.recipe,
-		budgets:  &budgets{table: b.table, ledger: b.ledger, clock: b.clock},
+		budgets:  b.budgets,
 		standbys: &standbys{table: b.table, matching: b.matching()},
 	}
 	launched, err := requests.request(t.Context(), r)

@@ -8,17 +8,17 @@ import (
 
 // watching keeps bound cells connected until their pods let them go.
 type watching struct {
-	table       *table
 	loop        *loop
 	records     *records
 	inventory   *inventory
 	connections *connections
 	evacuating  *evacuating
+	releases    *releases
 }
 
 // Step keeps a bound cell connected until its pod lets it go.
 func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
-	why, cause := s.table.endingOf(e)
+	why, cause, keepUntil := s.releases.endingOf(e)
 	if why == "" {
 		left, _ := s.evacuating.actOnNotice(ctx, e)
 		got, err := s.connections.connect(ctx, e)
@@ -31,10 +31,12 @@ func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
 		}
 		return await("its pod to end").atMost(left), nil
 	}
-	until, _ := s.table.keepingOf(e)
 	return done, s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.PodEnded, cell.Cause, cell.KeepUntil = why, cause == CausePodEnded, cause, until
+		cell.Reason, cell.PodEnded, cell.Cause, cell.KeepUntil = why, cause == CausePodEnded, cause, keepUntil
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return cell.enter(apiv1.Draining)
 	})
 }
+
+// waitsForLocked returns why the end of a bound cell is held back; "" if it is not. The caller holds table.mu.
+func (s *watching) waitsForLocked(e *entry) string { return s.evacuating.heldBackLocked(e) }

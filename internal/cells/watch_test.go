@@ -22,7 +22,8 @@ func TestABoundCellStaysConnectedUntilItIsToEnd(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := &watching{
-			table: b.table, loop: b.loop, records: b.records, inventory: b.inventory, connections: b.connecting(), evacuating: b.evacuating(),
+			loop: b.loop, records: b.records, inventory: b.inventory, connections: b.connecting(), evacuating: b.evacuating(),
+			releases: b.releasing(),
 		}
 		e := b.running("c")
 		link := b.linked(e)

@@ -22,6 +22,7 @@ type core struct {
 	agents       *asking
 	launches     *launchQueue
 	ledger       *ledger
+	budgets      *budgets
 	pools        *pools
 	inventory    *inventory
 	generation   *StoreGeneration
@@ -34,8 +35,15 @@ func newCore(cfg Config) core {
 	limits := limits(cfg.Budgets)
 	events := &reporter{pods: cfg.Events, log: cfg.Log}
 	observers := &observers{}
-	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
+	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options,
+		reserved: cfg.ReservedMemoryBytes}
 	ledger := newLedgerOf(cfg.Store)
+	budgets := &budgets{
+		table:  table,
+		ledger: ledger,
+		limits: limits,
+		clock:  cfg.Clock,
+	}
 	pools := newPools(cfg, recipe)
 	generation := cfg.Generation
 	if generation == nil {
@@ -47,7 +55,7 @@ func newCore(cfg Config) core {
 		store:     cfg.Store,
 		ledger:    ledger,
 		bills:     bills{limits: limits, meter: cfg.Meter},
-		adoptions: &adoptions{table: table, pools: pools, terminations: terminations},
+		adoptions: &adoptions{table: table, budgets: budgets, pools: pools, terminations: terminations},
 		observers: observers,
 	}
 	ends := &cellEnds{
@@ -77,6 +85,7 @@ func newCore(cfg Config) core {
 		agents:       &asking{limiter: agentlimit.New()},
 		launches:     newLaunchQueue(),
 		ledger:       ledger,
+		budgets:      budgets,
 		pools:        pools,
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
 		generation:   generation,
@@ -89,9 +98,10 @@ type shared struct {
 	listening *listening
 	nodeNames *nodeNames
 	costs     *totalCosts
-	budgets   *budgets
 	rights    *rights
+	retries   *resolveRetries
 	blockers  *blockers
+	upgrades  *upgrades
 	holds     *holds
 	lostCells *lostCells
 	lost      *lostInstances
@@ -102,6 +112,7 @@ type shared struct {
 
 func newShared(cfg Config, c core) shared {
 	listening := &listening{late: cfg.Late, termBegan: cfg.TermBegan}
+	retries := &resolveRetries{clock: cfg.Clock, random: cfg.Random}
 	blockers := &blockers{
 		table:   c.table,
 		loop:    c.loop,
@@ -110,6 +121,7 @@ func newShared(cfg Config, c core) shared {
 		events:  c.events,
 		node:    c.node,
 		byKind:  map[launchKind]*launchBlocker{},
+		retries: retries,
 	}
 	holds := &holds{
 		table:     c.table,
@@ -137,9 +149,10 @@ func newShared(cfg Config, c core) shared {
 		listening: listening,
 		nodeNames: &nodeNames{nodes: cfg.Nodes, one: cfg.NodeName},
 		costs:     &totalCosts{table: c.table, store: cfg.Store, ledger: c.ledger, meter: cfg.Meter, clock: cfg.Clock},
-		budgets:   &budgets{table: c.table, ledger: c.ledger, limits: c.limits, clock: cfg.Clock},
 		rights:    &rights{table: c.table, loop: c.loop, events: c.events, calls: cfg.Calls, denied: map[offeringKey]bool{}},
+		retries:   retries,
 		blockers:  blockers,
+		upgrades:  &upgrades{table: c.table, agents: c.agents, blockers: blockers, clock: cfg.Clock},
 		holds:     holds,
 		lostCells: lostCells,
 		lost: &lostInstances{

@@ -31,8 +31,15 @@ func newEndSteps(cfg Config, c core, s shared, l links) endSteps {
 		inventory:  c.inventory,
 		orphans:    orphans,
 	}
+	releases := &releases{
+		table:  c.table,
+		loop:   c.loop,
+		holds:  s.holds,
+		ends:   c.ends,
+		events: c.events,
+	}
 	return endSteps{
-		draining: newDraining(cfg, c, s.routes, l.connections),
+		draining: newDraining(cfg, c, s.routes, l.connections, releases),
 		orphans:  orphans,
 		terminateCalls: &terminateCalls{
 			loop:         c.loop,
@@ -71,18 +78,12 @@ func newEndSteps(cfg Config, c core, s shared, l links) endSteps {
 			listening: s.listening,
 			exclusion: exclusion,
 		},
-		releases: &releases{
-			table:  c.table,
-			loop:   c.loop,
-			holds:  s.holds,
-			ends:   c.ends,
-			events: c.events,
-		},
+		releases: releases,
 	}
 }
 
 // newDraining returns what saves what must outlive cells.
-func newDraining(cfg Config, c core, r *routes, n *connections) *draining {
+func newDraining(cfg Config, c core, r *routes, n *connections, lets *releases) *draining {
 	return &draining{
 		loop:        c.loop,
 		connections: n,
@@ -104,13 +105,13 @@ func newDraining(cfg Config, c core, r *routes, n *connections) *draining {
 			places:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
 		},
 		keeping: &keeping{
-			table:       c.table,
 			loop:        c.loop,
 			records:     c.records,
 			inventory:   c.inventory,
 			connections: n,
 			routes:      r,
 			events:      c.events,
+			releases:    lets,
 		},
 		ends: c.ends,
 	}

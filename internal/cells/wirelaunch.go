@@ -21,7 +21,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 			recipe:    c.recipe,
 			nodeNames: s.nodeNames,
 			first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: s.listening},
-			reserved:  cfg.ReservedMemoryBytes,
+			upgrades:  s.upgrades,
 		},
 		tagging: u.tagging,
 		ends:    c.ends,
@@ -31,7 +31,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 		requests: &requests{
 			table:     c.table,
 			additions: c.additions,
-			budgets:   s.budgets,
+			budgets:   c.budgets,
 			standbys:  standbys,
 			recipe:    c.recipe,
 			clock:     cfg.Clock,
@@ -39,12 +39,12 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 		standbys: standbys,
 		enqueuing: &enqueuing{
 			table:    c.table,
-			loop:     c.loop,
+			calls:    cfg.Calls,
 			pauses:   launchPauses{rights: s.rights, blockers: s.blockers},
 			launches: c.launches,
 			removals: e.removals,
 			preparations: preparations{table: c.table, list: []preparation{
-				&resolveRetries{clock: cfg.Clock},
+				s.retries,
 				&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
 			}},
 		},
@@ -93,12 +93,14 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 		resolving: &resolving{
 			calls:   cfg.Calls,
 			builder: builder,
+			retries: s.retries,
 			unresolved: &unresolved{
 				loop:     c.loop,
 				rights:   s.rights,
 				answers:  answers,
 				blockers: s.blockers,
 				events:   c.events,
+				retries:  s.retries,
 			},
 		},
 		intents: &intents{
@@ -121,7 +123,7 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 		recording: &recording{
 			loop:      c.loop,
 			records:   c.records,
-			budgets:   s.budgets,
+			budgets:   c.budgets,
 			events:    c.events,
 			shortages: cfg.Shortages,
 		},

@@ -50,6 +50,14 @@ func newConnections(cfg Config, c core, s shared, i *interruptions, b *bootTimes
 		events:   c.events,
 		file:     cfg.CloudInit,
 	}
+	reports := &connectionReports{
+		table:      c.table,
+		loop:       c.loop,
+		records:    c.records,
+		observers:  c.observers,
+		cloudInits: cloudInits,
+		versions:   s.versions,
+	}
 	return &connections{
 		table: c.table,
 		loop:  c.loop,
@@ -70,18 +78,12 @@ func newConnections(cfg Config, c core, s shared, i *interruptions, b *bootTimes
 		configuring: &configuring{
 			table:      c.table,
 			agents:     c.agents,
-			upgrades:   &upgrades{table: c.table, agents: c.agents, blockers: s.blockers, clock: cfg.Clock},
+			upgrades:   s.upgrades,
 			cloudInits: cloudInits,
 			blockers:   s.blockers,
 			configs:    newAgentConfigs(cfg),
+			reports:    reports,
 		},
-		reports: &connectionReports{
-			table:      c.table,
-			loop:       c.loop,
-			records:    c.records,
-			observers:  c.observers,
-			cloudInits: cloudInits,
-			versions:   s.versions,
-		},
+		reports: reports,
 	}
 }

@@ -7,29 +7,30 @@ type machines struct {
 	watching *watching
 }
 
-func newMachines(cfg Config, c core, s shared, consoles *consoles, l links, waits *exclusionWaits) machines {
+func newMachines(cfg Config, c core, s shared, consoles *consoles, l links, e endSteps) machines {
 	return machines{
-		joining: newJoining(cfg, c, s.blockers, consoles, l),
-		binding: newBinding(cfg, c, s, l, waits),
+		joining: newJoining(cfg, c, s, consoles, l),
+		binding: newBinding(cfg, c, s, l, e),
 		watching: &watching{
-			table:       c.table,
 			loop:        c.loop,
 			records:     c.records,
 			inventory:   c.inventory,
 			connections: l.connections,
 			evacuating:  l.evacuating,
+			releases:    e.releases,
 		},
 	}
 }
 
 // newJoining returns the step of a machine until it is ready.
-func newJoining(cfg Config, c core, b *blockers, consoles *consoles, l links) *joining {
+func newJoining(cfg Config, c core, s shared, consoles *consoles, l links) *joining {
 	failures := &bootFailures{
 		table:     c.table,
 		bootTimes: l.bootTimes,
-		blockers:  b,
+		blockers:  s.blockers,
 		consoles:  consoles,
 		ends:      c.ends,
+		upgrades:  s.upgrades,
 	}
 	return &joining{
 		clock:      cfg.Clock,
@@ -61,17 +62,17 @@ func newJoining(cfg Config, c core, b *blockers, consoles *consoles, l links) *j
 }
 
 // newBinding returns the step of a ready machine until it has its pod.
-func newBinding(cfg Config, c core, s shared, l links, waits *exclusionWaits) *binding {
+func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 	return &binding{
-		table:   c.table,
-		clock:   cfg.Clock,
-		records: c.records,
-		idling:  newIdling(cfg, c, s.rights, l.connections),
-		ends:    c.ends,
+		records:  c.records,
+		idling:   newIdling(cfg, c, s.rights, l.connections),
+		ends:     c.ends,
+		releases: e.releases,
+		waits:    s.waits,
 		preparations: preparations{table: c.table, list: []preparation{
 			&exclusiveBind{
 				generation:     c.generation,
-				exclusionWaits: waits,
+				exclusionWaits: e.exclusionWaits,
 				inventory:      c.inventory,
 			},
 			unlessStopped{},
@@ -81,6 +82,7 @@ func newBinding(cfg Config, c core, s shared, l links, waits *exclusionWaits) *b
 				ends:        c.ends,
 				connections: l.connections,
 				inventory:   c.inventory,
+				upgrades:    s.upgrades,
 			},
 			&renaming{
 				loop:        c.loop,
@@ -100,7 +102,7 @@ func newBinding(cfg Config, c core, s shared, l links, waits *exclusionWaits) *b
 			},
 			s.routes,
 			&plugins{loop: c.loop, agents: c.agents, waits: s.waits},
-			&hugePages{table: c.table, loop: c.loop, ends: c.ends},
+			&hugePages{table: c.table, loop: c.loop, ends: c.ends, reports: l.connections.reports},
 			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
 			&kernels{
 				loop:   c.loop,

@@ -32,14 +32,7 @@ func newOversight(cfg Config, c core, s shared, u upkeep, l links, e endSteps) o
 			lostCells: s.lostCells,
 			rules:     cfg.Health,
 		},
-		queries: &queries{
-			table:        c.table,
-			calls:        cfg.Calls,
-			generation:   c.generation,
-			exclusion:    e.exclusion,
-			terminations: c.terminations,
-			nodeNames:    s.nodeNames,
-		},
+		queries: &queries{table: c.table, nodeNames: s.nodeNames},
 		loading: &loading{
 			clock:     cfg.Clock,
 			listening: s.listening,
