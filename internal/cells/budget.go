@@ -174,23 +174,18 @@ func (s *budgets) withinLocked(namespace string, offerings []Offering, spent flo
 	return left, err
 }
 
-// lock takes mu, so that what a namespace may still cost does not change until the
-// returned function is called; no cell of it becomes one that is gone meanwhile.
-func (s *budgets) lock(ctx context.Context, namespace string) (spent float64, unlock func(), err error) {
-	if s.limits.of(namespace).PerMonth == 0 {
+// within runs do with table.mu held, and returns its error. What the namespace may still cost does not change meanwhile, and no cell of it
+// becomes one that is gone: spent is what those have cost this month, where its budget bounds that.
+func (s *budgets) within(ctx context.Context, namespace string, do func(spent float64) error) error {
+	locked := func(spent float64) error {
 		s.table.mu.Lock()
-		return 0, s.table.mu.Unlock, nil
+		defer s.table.mu.Unlock()
+		return do(spent)
 	}
-	s.ledger.lock(ctx)
-	if err := s.ledger.readLocked(ctx); err != nil {
-		s.ledger.mu.Unlock()
-		return 0, nil, err
+	if s.limits.of(namespace).PerMonth == 0 {
+		return locked(0)
 	}
-	s.table.mu.Lock()
-	return s.ledger.spentByLocked(namespace, monthOf(s.clock.Now())), func() {
-		s.table.mu.Unlock()
-		s.ledger.mu.Unlock()
-	}, nil
+	return s.ledger.reading(ctx, func() error { return locked(s.ledger.spentByLocked(namespace, monthOf(s.clock.Now()))) })
 }
 
 // reserveNext returns the offerings from the first that the namespace of a cell may have, and

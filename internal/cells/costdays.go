@@ -253,15 +253,14 @@ func useOf(m Meter, cell *Cell) costs.Use {
 // there, and between which days the others are: from the first to before the last. No cell
 // ends meanwhile.
 func (l *ledger) snapshot(ctx context.Context, there func() []costs.Entry) (first, last costs.Day, entries []costs.Entry, err error) {
-	l.lock(ctx)
-	defer l.mu.Unlock()
-	if err := l.readLocked(ctx); err != nil {
-		return 0, 0, nil, err
-	}
-	if l.days.sums.Last != 0 {
-		if _, err := l.store.Get(ctx, daysPrefix+l.days.sums.Last.String(), &entries); err != nil {
-			return 0, 0, nil, err
+	err = l.reading(ctx, func() error {
+		if first, last = l.days.sums.First, l.days.sums.Last; last != 0 {
+			if _, err := l.store.Get(ctx, daysPrefix+last.String(), &entries); err != nil {
+				return err
+			}
 		}
-	}
-	return l.days.sums.First, l.days.sums.Last, slices.Concat(entries, l.days.open, there()), nil
+		entries = slices.Concat(entries, l.days.open, there())
+		return nil
+	})
+	return first, last, entries, err
 }

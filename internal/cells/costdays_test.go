@@ -240,13 +240,8 @@ func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64
 	if apply == nil {
 		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
 	}
-	in, err := k.enter(k.Context(), outgoings{at: k.now, entries: entries})
-	if err != nil {
-		return err
-	}
-	defer in.unlock()
-	revision, err := apply(in.changes...)
-	in.stored(revision, err)
+	_, err := k.enter(k.Context(), outgoings{at: k.now, entries: entries},
+		func(changes []store.Change) (int64, error) { return apply(changes...) })
 	return err
 }
 

@@ -682,7 +682,7 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.core.generation.isBehind() {
 			t.Errorf("%v run; it is behind: %t", got, b.cells.core.generation.isBehind())
 		}
-		if _, err := b.cells.core.generation.raise(t.Context()); !errors.Is(err, errBehind) {
+		if err := b.cells.core.generation.raise(t.Context(), nil); !errors.Is(err, errBehind) {
 			t.Errorf("a launch: %v", err)
 		}
 		b.cells.Reload()

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
@@ -23,10 +22,7 @@ func (s *generationChecks) load(ctx context.Context) error {
 	if err := s.generation.open(ctx); err != nil {
 		return err
 	}
-	if g := s.generation.current(); g.isBehind() {
-		// Until now: what comes next may end it before a cell is checked.
-		s.generation.awaySince, s.generation.awayUntil = g.Since, s.loop.clock.Now()
-	}
+	s.generation.noteAwayUntil(s.loop.clock.Now()) // what comes next may end it before a cell is checked
 	if !s.generation.current().Distrusted {
 		return nil
 	}
@@ -75,24 +71,7 @@ type Generation struct {
 }
 
 // now is Controller.Generation.
-func (s *generationChecks) now() Generation {
-	why, _ := s.generation.whyBehind()
-	complete := s.inventory.last().complete()
-	of := s.generation
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	g := Generation{
-		Store:   of.now.Store,
-		Number:  of.now.Number,
-		Behind:  why,
-		Unknown: slices.Clone(of.unknown),
-		Shown:   of.shownLocked(),
-	}
-	if !complete || !of.compared {
-		g.Incomplete = ErrNotAllSeen.Error()
-	}
-	return g
-}
+func (s *generationChecks) now() Generation { return s.generation.shown(s.inventory.last().complete()) }
 
 // takeOver is Controller.TakeOver.
 func (s *generationChecks) takeOver(ctx context.Context, shown string) error {

@@ -51,12 +51,6 @@ func (s *intents) storeWith(ctx context.Context, l *launch, group []*entry) erro
 		return err
 	}
 	id := cells[0].Launch.ID
-	generation, err := s.generation.raise(ctx)
-	if err != nil {
-		return err
-	}
-	defer generation.unlock()
-	call.Request.Tags[cloud.TagGeneration] = generation.tag()
 	become := func(n int, cell *Cell) error {
 		// Not before: an earlier launch of the cell may be stored, its answer lost,
 		// and a member of that one waits for this cell by its ID.
@@ -67,8 +61,12 @@ func (s *intents) storeWith(ctx context.Context, l *launch, group []*entry) erro
 		cell.Template = cells[n].Template
 		return cell.enter(apiv1.Launching)
 	}
-	revision, err := s.records.commitWith(ctx, group, become, store.Change{Key: launchesPrefix + id, Value: call}, generation.change)
-	generation.stored(revision, err)
+	var revision int64
+	err = s.generation.raise(ctx, func(tag string, raised store.Change) (int64, error) {
+		call.Request.Tags[cloud.TagGeneration] = tag
+		revision, err = s.records.commitWith(ctx, group, become, store.Change{Key: launchesPrefix + id, Value: call}, raised)
+		return revision, err
+	})
 	if err != nil {
 		return err
 	}

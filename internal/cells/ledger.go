@@ -129,13 +129,19 @@ func (l *ledger) lock(ctx context.Context) {
 }
 
 // load reads what is stored, if that is not known.
-func (l *ledger) load(ctx context.Context) error {
+func (l *ledger) load(ctx context.Context) error { return l.reading(ctx, func() error { return nil }) }
+
+// reading runs do with mu held when what is stored is known, and returns its error. No cell ends meanwhile.
+func (l *ledger) reading(ctx context.Context, do func() error) error {
 	l.lock(ctx)
 	defer l.mu.Unlock()
-	return l.readLocked(ctx)
+	if err := l.readLocked(ctx); err != nil {
+		return err
+	}
+	return do()
 }
 
-// readLocked is load. The caller holds mu.
+// readLocked reads what is stored, if that is not known. The caller holds mu.
 func (l *ledger) readLocked(ctx context.Context) error {
 	if l.known {
 		return nil
@@ -168,10 +174,8 @@ type outgoings struct {
 	spent spending
 }
 
-// entering is what a change of some cells adds to the sums, before it is stored. Nobody reads or
-// writes the sums until unlock: by then the cells are forgotten.
+// entering is what a change of some cells adds to the sums, before it is stored.
 type entering struct {
-	ledger  *ledger        // nil where nothing is added
 	changes []store.Change // to be stored with the end of the cells' records
 
 	sums      map[string]Cost // nil where they stay
@@ -180,30 +184,38 @@ type entering struct {
 	spent     *spending // nil where it stays
 }
 
-// enter adds what some cells have cost to the sums, which are to be stored together with the end
-// of their records.
-func (l *ledger) enter(ctx context.Context, of outgoings) (in *entering, err error) {
+// enter adds what some cells have cost to the sums. write stores the changes of the sums together with the end of the cells' records, and
+// returns the revision; enter returns what write does. Nobody reads or writes the sums until write has returned: by then the cells are
+// forgotten.
+func (l *ledger) enter(
+	ctx context.Context, of outgoings, write func(sums []store.Change) (revision int64, err error),
+) (revision int64, err error) {
 	of.costs = slices.DeleteFunc(of.costs, func(k Cost) bool { return k.Seconds == 0 })
 	if len(of.costs) == 0 && len(of.entries) == 0 {
-		return &entering{}, nil
+		return write(nil)
 	}
-	l.lock(ctx)
-	defer func() {
+	err = l.reading(ctx, func() error {
+		in, err := l.addedLocked(ctx, of)
 		if err != nil {
-			l.mu.Unlock()
+			return err
 		}
-	}()
-	if err := l.readLocked(ctx); err != nil {
-		return nil, err
-	}
-	in = &entering{ledger: l, days: l.days}
+		revision, err = write(in.changes)
+		l.storedLocked(in, revision, err)
+		return err
+	})
+	return revision, err
+}
+
+// addedLocked returns the sums with what some cells have cost. The caller holds mu.
+func (l *ledger) addedLocked(ctx context.Context, of outgoings) (in entering, err error) {
+	in.days = l.days
 	if len(of.costs) > 0 {
 		in.sums = l.withLocked(of.costs)
 		in.changes = append(in.changes, store.Change{Key: ledgerKey, Value: in.sums, Revision: l.revision})
 	}
 	if len(of.entries) > 0 {
 		if in.days, in.dayWrites, err = l.days.with(ctx, of.entries, of.at); err != nil {
-			return nil, err
+			return in, err
 		}
 		in.changes = append(in.changes, in.dayWrites...)
 	}
@@ -214,11 +226,9 @@ func (l *ledger) enter(ctx context.Context, of outgoings) (in *entering, err err
 	return in, nil
 }
 
-// stored notes what became of the transaction.
-func (in *entering) stored(revision int64, err error) {
-	l := in.ledger
+// storedLocked notes what became of the transaction. The caller holds mu.
+func (l *ledger) storedLocked(in entering, revision int64, err error) {
 	switch {
-	case l == nil:
 	case err == nil:
 		if in.sums != nil {
 			l.costs, l.revision = in.sums, revision
@@ -229,12 +239,6 @@ func (in *entering) stored(revision int64, err error) {
 		}
 	case !notWritten(err):
 		l.known = false
-	}
-}
-
-func (in *entering) unlock() {
-	if in.ledger != nil {
-		in.ledger.mu.Unlock()
 	}
 }
 
@@ -260,4 +264,14 @@ func (l *ledger) total(there func() []Cost) []Cost {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.SortedFunc(maps.Values(l.withLocked(there())), func(a, b Cost) int { return cmp.Compare(a.key(), b.key()) })
+}
+
+// byNamespace returns what namespaces have cost, with the cells that are there; nil before anything is read. No cell ends between the two.
+func (l *ledger) byNamespace(there func() []costs.Entry) map[string]Amount {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.days.own == nil {
+		return nil
+	}
+	return l.days.byNamespace(slices.Concat(l.days.open, there()))
 }

@@ -56,17 +56,16 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 			st := store.Memory(nil)
 			l := newLedger(t, st)
 			enter := func(seconds float64, stored bool, answer error) error {
-				in, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}})
-				if err != nil || len(in.changes) != 1 {
-					t.Fatalf("%d changes to be stored, want 1; %v", len(in.changes), err)
-				}
-				defer in.unlock()
-				revision := int64(0)
-				if stored {
-					revision, err = st.Apply(t.Context(), in.changes...)
-				}
-				err = errors.Join(err, answer)
-				in.stored(revision, err)
+				_, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}},
+					func(changes []store.Change) (revision int64, err error) {
+						if len(changes) != 1 {
+							t.Fatalf("%d changes to be stored, want 1", len(changes))
+						}
+						if stored {
+							revision, err = st.Apply(t.Context(), changes...)
+						}
+						return revision, errors.Join(err, answer)
+					})
 				return err
 			}
 			if err := enter(1, true, nil); err != nil {
@@ -97,16 +96,11 @@ func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 	}
 	for range 2 {
 		for _, dedicated := range []bool{true, false} {
-			in, err := l.enter(t.Context(), costs(dedicated))
-			if err != nil {
+			if _, err := l.enter(t.Context(), costs(dedicated), func(changes []store.Change) (int64, error) {
+				return l.store.Apply(t.Context(), changes...)
+			}); err != nil {
 				t.Fatal(err)
 			}
-			revision, err := l.store.Apply(t.Context(), in.changes...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			in.stored(revision, nil)
-			in.unlock()
 		}
 	}
 	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].CapacityType() != cloud.OnDemand || got[0].Seconds != 2 ||
@@ -117,14 +111,14 @@ func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 
 func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	in, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: 1}}})
-	if err != nil {
+	if _, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: 1}}}, func([]store.Change) (int64, error) {
+		if l.mu.TryLock() {
+			t.Error("the sums can be read before the cell that enters them is forgotten")
+		}
+		return 1, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if in.stored(1, nil); l.mu.TryLock() {
-		t.Error("the sums can be read before the cell that enters them is forgotten")
-	}
-	in.unlock()
 	l.total(func() []Cost {
 		if l.mu.TryLock() {
 			t.Error("a cell can enter while the others are read")
@@ -135,10 +129,12 @@ func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 
 func TestWhatCostsNothingIsNotWritten(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	in, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano"}}})
-	if err != nil || len(in.changes) != 0 {
-		t.Errorf("%v are stored, %v", in.changes, err)
+	if _, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano"}}}, func(changes []store.Change) (int64, error) {
+		if len(changes) != 0 {
+			t.Errorf("%v are stored", changes)
+		}
+		return 1, nil
+	}); err != nil {
+		t.Error(err)
 	}
-	in.stored(1, nil)
-	in.unlock()
 }

@@ -86,22 +86,18 @@ func (r *records) commitWith(
 			changes[n].Value = cell
 		}
 	}
-	cost, err := r.ledger.enter(ctx, out)
-	if err != nil {
-		return 0, err
-	}
-	defer cost.unlock()
-	revision, err := r.store.Apply(ctx, slices.Concat(changes, more, cost.changes)...)
-	cost.stored(revision, err)
-	for n, e := range entries {
-		switch {
-		case err == nil:
-			r.adoptLocked(e, after[n], revision)
-		case !notWritten(err):
-			e.unsure = after[n]
+	return r.ledger.enter(ctx, out, func(sums []store.Change) (int64, error) {
+		revision, err := r.store.Apply(ctx, slices.Concat(changes, more, sums)...)
+		for n, e := range entries {
+			switch {
+			case err == nil:
+				r.adoptLocked(e, after[n], revision)
+			case !notWritten(err):
+				e.unsure = after[n]
+			}
 		}
-	}
-	return revision, err
+		return revision, err
+	})
 }
 
 // lockWriting waits for whoever writes the record of a cell now.

@@ -53,30 +53,36 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offerings) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offerings", r.Pod)
 	}
-	spent, unlock, err := s.budgets.lock(ctx, r.Pod.Namespace)
-	if err != nil {
-		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
-	}
-	if _, has := s.table.byPod[r.Pod.UID]; has {
-		unlock()
-		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
-	}
-	if err = s.table.claimedLocked(r.Disks); err == nil {
+	var taken, added *entry
+	err := s.budgets.within(ctx, r.Pod.Namespace, func(spent float64) (err error) {
+		if _, has := s.table.byPod[r.Pod.UID]; has {
+			return ErrHasCell
+		}
+		if err := s.table.claimedLocked(r.Disks); err != nil {
+			return err
+		}
 		// Here alone, under the lock: pods of one namespace have one budget, and ask at the same time.
-		r.Offerings, err = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, nil)
-	}
-	var taken *entry
-	if err == nil {
-		taken, err = s.standbys.takeLocked(r)
-	}
+		if r.Offerings, err = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, nil); err != nil {
+			return err
+		}
+		if taken, err = s.standbys.takeLocked(r); err != nil || taken != nil {
+			return err
+		}
+		added = s.reserveLocked(r)
+		return nil
+	})
 	switch {
 	case err != nil:
-		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, err)
 	case taken != nil:
-		unlock()
 		return s.standbys.give(ctx, taken, r)
 	}
+	cell := *added.cell()
+	return cell, s.additions.add(ctx, added)
+}
+
+// reserveLocked reserves a new cell for a pod while it is being stored. The caller holds table.mu.
+func (s *requests) reserveLocked(r Request) *entry {
 	cell := Cell{
 		ID:        newID("cell-"),
 		Phase:     apiv1.Requested,
@@ -89,20 +95,20 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	cell.step(apiv1.StepPlaced, s.clock.Now())
 	e := newEntry(cell, 0)
 	e.arrived = r.Arrived
-	s.table.reserveLocked(e) // while it is being stored
-	unlock()
-	return cell, s.additions.add(ctx, e)
+	s.table.reserveLocked(e)
+	return e
 }
 
 // affords is Controller.Affords.
-func (s *requests) affords(ctx context.Context, r Request) error {
-	spent, unlock, err := s.budgets.lock(ctx, r.Pod.Namespace)
+func (s *requests) affords(ctx context.Context, r Request) (over error) {
+	err := s.budgets.within(ctx, r.Pod.Namespace, func(spent float64) error {
+		_, over = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, s.table.byID[s.table.byPod[r.Pod.UID]])
+		return nil
+	})
 	if err != nil {
 		return fmt.Errorf("ask what a cell for pod %s may cost: %w", r.Pod, err)
 	}
-	defer unlock()
-	_, err = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, s.table.byID[s.table.byPod[r.Pod.UID]])
-	return err
+	return over
 }
 
 // best are the offerings that people are shown.

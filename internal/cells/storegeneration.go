@@ -145,33 +145,14 @@ func (s *StoreGeneration) putLocked(ctx context.Context, next generation) error 
 	return err
 }
 
-// raised is the generation of a launch that is about to be stored. Nobody else writes the record
-// until unlock.
-type raised struct {
-	of     *StoreGeneration
-	next   generation
-	change store.Change // to be stored with the launch
-}
-
-// tag is what the launch's instances are tagged with.
-func (r *raised) tag() string { return r.next.tag() }
-
-// stored notes what became of the launch's transaction.
-func (r *raised) stored(revision int64, err error) { r.of.storedLocked(r.next, revision, err) }
-
-func (r *raised) unlock() { r.of.writing.Unlock() }
-
-// raise raises the generation for a launch. The error is errBehind where nothing is launched.
-func (s *StoreGeneration) raise(ctx context.Context) (r *raised, err error) {
+// raise raises the generation for a launch, whose instances are tagged with it. write stores the launch together with the change of the
+// record; nobody else writes that meanwhile. raise returns the error of write, and errBehind where nothing is launched.
+func (s *StoreGeneration) raise(ctx context.Context, write func(tag string, raised store.Change) (revision int64, err error)) error {
 	s.lock(ctx)
-	defer func() {
-		if err != nil {
-			s.writing.Unlock()
-		}
-	}()
+	defer s.writing.Unlock()
 	next := s.current()
 	if next.isBehind() {
-		return nil, errBehind
+		return errBehind
 	}
 	s.mu.Lock()
 	next.Unproven = next.mayBeLost() && !s.compared
@@ -185,7 +166,12 @@ func (s *StoreGeneration) raise(ctx context.Context) (r *raised, err error) {
 	next.Number++
 	s.ownLine = next.Line
 	change, err := s.changeLocked(ctx, next)
-	return &raised{s, next, change}, err
+	if err != nil {
+		return err
+	}
+	revision, err := write(next.tag(), change)
+	s.storedLocked(next, revision, err)
+	return err
 }
 
 // noteList notes a list of the cloud: of the instances in it that no cell has and that do
@@ -271,6 +257,34 @@ func (s *StoreGeneration) takeOver(ctx context.Context, shown string) error {
 	next.Number++
 	next.UnknownLines, next.Distrusted = nil, true
 	return s.putLocked(ctx, next)
+}
+
+// noteAwayUntil notes that cells of earlier processes may not have been connected to since the store was found to be behind, if it is.
+// It is called before anything else runs.
+func (s *StoreGeneration) noteAwayUntil(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now.isBehind() {
+		s.awaySince, s.awayUntil = s.now.Since, now
+	}
+}
+
+// shown returns what a person is shown of the generation. complete reports whether the last list shows all instances.
+func (s *StoreGeneration) shown(complete bool) Generation {
+	why, _ := s.whyBehind()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := Generation{
+		Store:   s.now.Store,
+		Number:  s.now.Number,
+		Behind:  why,
+		Unknown: slices.Clone(s.unknown),
+		Shown:   s.shownLocked(),
+	}
+	if !complete || !s.compared {
+		g.Incomplete = ErrNotAllSeen.Error()
+	}
+	return g
 }
 
 // trust notes that what was not to be trusted is forgotten.

@@ -3,9 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
-	"time"
 
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
@@ -46,9 +44,6 @@ func (s *terminateCalls) callAll(ctx context.Context, all []*termination) {
 	}
 }
 
-// Between two tries to terminate one instance.
-const firstEndRetry, longestEndRetry = time.Second, time.Minute
-
 // terminateAnswers takes the answers of the cloud, or of the guard, to these calls.
 type terminateAnswers struct {
 	loop         *loop
@@ -65,24 +60,11 @@ func (s *terminateAnswers) note(ctx context.Context, t *termination, err error) 
 	if err == nil && t.cell == nil {
 		err = s.routes.unrouteOrphan(ctx, t.end.Instance)
 	}
-	now := s.loop.clock.Now()
 	held, isHeld := errors.AsType[*guard.HeldError](err)
-	s.terminations.mu.Lock()
-	t.sending = false
-	tell := false
-	switch {
-	case err == nil:
-		t.accepted, t.tries = now, 0
-		s.inventory.askAnew(t.end.Instance)
-	case isHeld:
-		t.next = now.Add(min(held.After, idlePoll))
-		tell = t.told.note(string(held.Reason), now)
-	default:
-		t.tries++
-		t.next = now.Add(max(retryAfter(err), s.loop.random.After(t.tries, firstEndRetry, longestEndRetry)))
-		tell = t.told.note("failed "+string(cloud.CauseOf(err)), now)
+	if err == nil {
+		s.inventory.askAnew(t.end.Instance) // before it is noted that lists may lack it
 	}
-	s.terminations.mu.Unlock()
+	tell := s.terminations.note(t, err)
 	if refusedWrite(err) {
 		s.loop.fail(err) // another leads
 		return

@@ -1,9 +1,11 @@
 package cells
 
 import (
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/guard"
@@ -32,6 +34,7 @@ type terminations struct {
 	guard  *guard.Guard
 	calls  *pipe.Pipe
 	clock  clock.PassiveClock
+	random backoff.Random
 	queued *gather[*termination] // those that are due
 
 	mu         sync.Mutex
@@ -39,7 +42,8 @@ type terminations struct {
 }
 
 func newTerminations(cfg Config) *terminations {
-	return &terminations{guard: cfg.Guard, calls: cfg.Calls, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
+	return &terminations{guard: cfg.Guard, calls: cfg.Calls, clock: cfg.Clock, random: cfg.Random,
+		queued: newGather[*termination](), byInstance: map[string]*termination{}}
 }
 
 // terminate has an instance terminated: that of a cell, or, where the cell is nil, of none. It queues the termination when
@@ -68,6 +72,29 @@ func (t *termination) dueLocked(now time.Time, shown snapshot) bool {
 	_, there := shown.byID[t.end.Instance]
 	// The first time, or when it was accepted and the instance is there yet.
 	return t.accepted.IsZero() || there && shown.began.After(t.accepted.Add(terminateAgain))
+}
+
+// Between two tries to terminate one instance.
+const firstEndRetry, longestEndRetry = time.Second, time.Minute
+
+// note notes the answer of the cloud, or of the guard, to a call that terminates an instance. It reports whether that is to be told.
+func (s *terminations) note(t *termination, err error) (tell bool) {
+	now := s.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.sending = false
+	held, isHeld := errors.AsType[*guard.HeldError](err)
+	switch {
+	case err == nil:
+		t.accepted, t.tries = now, 0
+		return false
+	case isHeld:
+		t.next = now.Add(min(held.After, idlePoll))
+		return t.told.note(string(held.Reason), now)
+	}
+	t.tries++
+	t.next = now.Add(max(retryAfter(err), s.random.After(t.tries, firstEndRetry, longestEndRetry)))
+	return t.told.note("failed "+string(cloud.CauseOf(err)), now)
 }
 
 // forget forgets the termination of an instance.

@@ -49,13 +49,7 @@ func (s *totalCosts) entriesNow(use func(*Cell) costs.Use) (all []costs.Entry) {
 
 // byNamespace is Controller.CostsByNamespace.
 func (s *totalCosts) byNamespace() map[string]Amount {
-	s.ledger.mu.Lock()
-	defer s.ledger.mu.Unlock()
-	if s.ledger.days.own == nil { // nothing was read yet
-		return nil
-	}
-	return s.ledger.days.byNamespace(slices.Concat(s.ledger.days.open,
-		s.entriesNow(func(*Cell) costs.Use { return costs.Use{} })))
+	return s.ledger.byNamespace(func() []costs.Entry { return s.entriesNow(func(*Cell) costs.Use { return costs.Use{} }) })
 }
 
 // spent is Controller.Spent.
