@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/offering"
 	"k8s.io/utils/clock"
 )
@@ -17,10 +16,6 @@ import (
 // failed: the time that the original and karpenter use. Shorter wastes launches,
 // longer wastes money on the next dearer type.
 const Cooldown = 3 * time.Minute
-
-// reserved reports whether an offering is of a reservation: quotas count that as a whole, used or not, and a launch
-// into it no more.
-func reserved(o *offering.Key) bool { return o.Pool != "" && o.Pool != catalog.Dedicated }
 
 // Shortage says of what, and where, there is no capacity. An empty field stands for
 // all: a subnet without free addresses can take no type, and an exhausted quota of
@@ -241,7 +236,7 @@ func (s *Shortages) Unavailable(o offering.Key) bool {
 	defer s.mu.RUnlock()
 	for left := s.shapes.Load(); left != 0; left &= left - 1 {
 		shape := shape(bits.TrailingZeros32(left))
-		if shape&hasFamily != 0 && reserved(&o) {
+		if shape&hasFamily != 0 && o.Reserved() { // quotas count a reservation as a whole, used or not, and a launch into it no more
 			continue
 		}
 		// The clock is read for what is marked only.

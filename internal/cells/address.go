@@ -61,7 +61,7 @@ func addressed(i *cloud.Instance, dialPublic bool) bool {
 // noAddress is the wait of a cell without an address.
 const noAddress = "it has no address yet"
 
-// addressLacking says which address an instance that is not addressed has not got.
+// addressLacking returns which address an instance that is not addressed has not got.
 func addressLacking(i *cloud.Instance) string {
 	switch {
 	case !i.ManagementIP.IsValid():

@@ -97,7 +97,7 @@ func (c *Controller) HasInstance(instance string) bool {
 	return c.core.table.havingInstance(instance) != nil
 }
 
-// Launched says that an instance with this Kip's tags was launched by it, or by one before it.
+// Launched reports whether an instance with this Kip's tags was launched by it, or by one before it.
 func (c *Controller) Launched(i cloud.Instance) bool { return c.oversight.foreign.launched(i) }
 
 // Endpoints returns the agents of all bound cells.
@@ -122,7 +122,7 @@ func (c *Controller) StatusTrouble(id string) string { return c.oversight.querie
 // Connected is how many cells this process is connected to.
 func (c *Controller) Connected() int { return c.oversight.queries.connected() }
 
-// WaitsFor says what a cell waits for; "" if for nothing that Kip knows of.
+// WaitsFor returns what a cell waits for; "" if for nothing that Kip knows of.
 func (c *Controller) WaitsFor(id string) string { return c.oversight.queries.waitsFor(id, c.stepOf) }
 
 // NodeOf returns the virtual node of a cell's pod; for a standby cell that of which its
@@ -166,7 +166,7 @@ func (c *Controller) Spent(ctx context.Context, first, last costs.Day, each func
 	return c.shared.costs.spent(ctx, first, last, each)
 }
 
-// Behind says why this Kip launches nothing, and ends nothing that nobody has asked to
+// Behind returns why this Kip launches nothing, and ends nothing that nobody has asked to
 // end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
 // false.
 func (c *Controller) Behind() (why string, sure bool) { return c.core.generation.whyBehind() }
@@ -192,7 +192,7 @@ func (c *Controller) TakeOver(ctx context.Context, shown string) error {
 // Reload ends Run with ErrTakenOver.
 func (c *Controller) Reload() { c.core.loop.fail(ErrTakenOver) }
 
-// Refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
+// Refused returns why most cells, which are well, do not obey this Kip; "" if they do. They are
 // not lost.
 func (c *Controller) Refused() string { return c.oversight.health.refusals.refused() }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"k8s.io/utils/clock"
 )
 
@@ -48,16 +49,16 @@ func (s *batchSizes) note(o Offering, cells int, known []*outcome) {
 	}
 }
 
-// atMost says how many cells of an offering one call may launch now.
-func (s *batchSizes) atMost() func(offeringKey) int {
+// atMost returns how many cells of an offering one call may launch now.
+func (s *batchSizes) atMost() func(offering.Key) int {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.apart, func(_ location, f fewer) bool { return !now.Before(f.until) })
 	apart := maps.Clone(s.apart)
-	return func(o offeringKey) int {
+	return func(o offering.Key) int {
 		most := cloud.MaxLaunch
-		for _, l := range []location{{}, {o.zone, o.subnet}} {
+		for _, l := range []location{{}, {o.Zone, o.Subnet}} {
 			if f, is := apart[l]; is {
 				most = min(most, f.most)
 			}

@@ -3,6 +3,7 @@ package cells
 import (
 	"testing"
 
+	"github.com/elotl/kip/internal/offering"
 	"k8s.io/utils/clock"
 )
 
@@ -15,7 +16,7 @@ func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T
 	for _, cells := range []int{20, 100} {
 		sizes.note(Offering{Zone: "z"}, cells, []*outcome{{verdict: isTooMany}})
 	}
-	if got := sizes.atMost()(offeringKey{zone: "other"}); got != 10 {
+	if got := sizes.atMost()(offering.Key{Zone: "other"}); got != 10 {
 		t.Errorf("%d are launched at once, want 10", got)
 	}
 	if got := sizes.throttledTries(); got != 1 {
@@ -28,10 +29,10 @@ func TestCellsAreLaunchedOneByOneOnlyWhereThereWasNoRoomForSeveral(t *testing.T)
 	sizes := &batchSizes{clock: clock.RealClock{}, apart: map[location]fewer{}}
 	sizes.note(Offering{Zone: "z", Subnet: "s"}, 20, []*outcome{{verdict: isApart}, {verdict: isLaunched}})
 	most := sizes.atMost()
-	if got := most(offeringKey{zone: "z", subnet: "s"}); got != 1 {
+	if got := most(offering.Key{Zone: "z", Subnet: "s"}); got != 1 {
 		t.Errorf("%d are launched at once there, want 1", got)
 	}
-	if got := most(offeringKey{zone: "z", subnet: "other"}); got <= 1 {
+	if got := most(offering.Key{Zone: "z", Subnet: "other"}); got <= 1 {
 		t.Errorf("%d are launched at once elsewhere", got)
 	}
 }

@@ -34,7 +34,7 @@ func (s *StoreGeneration) whyBehind() (why string, sure bool) {
 	return "", true
 }
 
-// Behind says why no instance may end whose end nobody has asked for; "" if it may.
+// Behind returns why no instance may end whose end nobody has asked for; "" if it may.
 func (s *StoreGeneration) Behind() string {
 	why, _ := s.whyBehind()
 	return why

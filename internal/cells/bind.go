@@ -19,7 +19,7 @@ type binding struct {
 	ends         *cellEnds
 	releases     *releases
 	preparations preparations
-	waits        *waits // of the preparations
+	waits        *bindWaits // of the preparations
 }
 
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
@@ -58,5 +58,5 @@ func (s *binding) bind(ctx context.Context, e *entry) error {
 // waitsForLocked returns what a ready cell waits for: what its preparations say, else what they have reported last. The caller holds
 // table.mu.
 func (s *binding) waitsForLocked(e *entry) string {
-	return cmp.Or(s.preparations.waitsForLocked(e), s.idling.waitsForLocked(e), s.waits.saidLocked(e))
+	return cmp.Or(s.preparations.waitsForLocked(e), s.idling.waitsForLocked(e), s.waits.lastReportedLocked(e))
 }

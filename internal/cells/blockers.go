@@ -42,10 +42,10 @@ func agentKind(a *agentapi.Agent, cell *Cell) launchKind {
 // launchBlocker is a fault for which agents, or the cloud, refuse launches of one kind: the operator has to fix it, and no pod is at fault.
 type launchBlocker struct {
 	kind launchKind
-	pause
-	count   int       // of machines that refused an agent
-	heardAt time.Time // when it was refused last
-	told    dedup     // to the node, of an agent
+	breaker
+	count    int       // of machines that refused an agent
+	heardAt  time.Time // when it was refused last
+	reported dedup     // to the node, of an agent
 }
 
 // blockers keep cells from being launched for which the operator has to fix something first.
@@ -64,13 +64,13 @@ type blockers struct {
 
 // blocked is what keeps a cell from being launched.
 type blocked struct {
-	why  string // what the operator has to fix; "" for nothing
-	told dedup  // of that
+	why      string // what the operator has to fix; "" for nothing
+	reported dedup  // of that
 }
 
 // isProbedLocked reports whether a probe is on its way, a cell that is to show whether the fault is fixed. The caller holds table.mu.
 func (s *blockers) isProbedLocked(u *launchBlocker) bool {
-	return u.pause.isProbedLocked(s.table, s.loop.clock.Now(), func(e *entry) bool {
+	return u.breaker.isProbedLocked(s.table, s.loop.clock.Now(), func(e *entry) bool {
 		// One whose offering was refused goes on with another, and shows nothing of the first.
 		cell := e.cell()
 		if start := s.recipe.startKind(cell); u.kind.image != start.image || u.kind.arch != start.arch || u.kind.starts && u.kind != start {
@@ -226,8 +226,8 @@ func (s *blockers) delayLocked(e *entry) (got progress, report func()) {
 		case start:
 			reason = events.LaunchDelayed
 		}
-		tellNode := u == agent && u.told.note(why, now)
-		return waitFor("the operator to fix what blocks its launch", min(left, blockedPoll)), func() { s.report(e, why, reason, tellNode) }
+		toNode := u == agent && u.reported.note(why, now)
+		return waitFor("the operator to fix what blocks its launch", min(left, blockedPoll)), func() { s.report(e, why, reason, toNode) }
 	}
 	return done, nil
 }
@@ -251,22 +251,22 @@ func (s *blockers) whyLocked(e *entry) string { return s.cells.of(e).why }
 
 // report reports to the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
 // file, or for its image or its root disk. The operator is told of that file here, of an image or a disk by the log; the
-// node is told of an agent if tellNode.
-func (s *blockers) report(e *entry, why, reason string, tellNode bool) {
+// node is told of an agent if toNode.
+func (s *blockers) report(e *entry, why, reason string, toNode bool) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
 	state := s.cells.of(e)
 	changed := state.why != why
 	state.why = why
-	tell := state.told.note(why, now)
+	isNews := state.reported.note(why, now)
 	s.table.mu.Unlock()
 	switch {
-	case tellNode && s.node.listens():
+	case toNode && s.node.listens():
 		s.node.report(events.NewAgentsNotStarted(refusedAgents, why))
-	case tell && reason == events.CloudInitUnfit && s.recipe.file != nil:
+	case isNews && reason == events.CloudInitUnfit && s.recipe.file != nil:
 		s.recipe.file.Unfit(why)
 	}
-	if tell {
+	if isNews {
 		s.events.report(e.cell(), events.NewLaunchHeld(reason, why))
 	}
 	if changed {

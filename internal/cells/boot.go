@@ -39,16 +39,16 @@ func (b Boot) shown() *apiv1.Boot {
 	return s
 }
 
-// bootIsNews says that what an agent tells of its machine's start is news, once a start: it
+// bootIsNews reports whether what an agent tells of its machine's start is news, once a start: it
 // may tell something else with each connection.
-func (c *Cell) bootIsNews(told agentapi.Boot) bool {
-	return told != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
+func (c *Cell) bootIsNews(reported agentapi.Boot) bool {
+	return reported != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
 }
 
-// agentIsNews says that what an agent tells of itself is news. Once a pod is here nothing of that
+// agentIsNews reports whether what an agent tells of itself is news. Once a pod is here nothing of that
 // counts, since whoever has the machine may tell something else with each connection.
-func (c *Cell) agentIsNews(told agentapi.RunningAgent) bool {
-	return told != (agentapi.RunningAgent{}) && told != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
+func (c *Cell) agentIsNews(reported agentapi.RunningAgent) bool {
+	return reported != (agentapi.RunningAgent{}) && reported != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
 }
 
 // shownAgent is what people are shown of the agent, by a Kip of this version; nil for nothing.

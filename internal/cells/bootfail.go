@@ -29,7 +29,7 @@ func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, e
 		return false, err
 	}
 	if cause == CauseLost || cause == CauseInterrupted {
-		s.consoles.tell(ctx, e.cell())
+		s.consoles.report(ctx, e.cell())
 	}
 	return true, nil
 }
@@ -52,7 +52,7 @@ func (s *bootFailures) endIfLate(ctx context.Context, e *entry, stages waiter) (
 	if err := s.ends.startTerminating(ctx, e, end); err != nil {
 		return 0, err
 	}
-	s.consoles.tell(ctx, e.cell())
+	s.consoles.report(ctx, e.cell())
 	return 0, nil
 }
 

@@ -36,7 +36,7 @@ func (all limits) of(namespace string) (b Budget) {
 
 func (b Budget) none() bool { return b.PerHour == 0 && b.PerMonth == 0 }
 
-// BudgetError says that a cell would cost more than is left of a budget.
+// BudgetError reports that a cell would cost more than is left of a budget.
 type BudgetError struct {
 	Budget
 	// Cell is what the cell would cost an hour, and Cells what the Running ones of the
@@ -70,7 +70,7 @@ func (e *BudgetError) Error() string {
 // rounding is how far sums of prices may be off.
 const rounding = 1e-9
 
-// budgets says what namespaces may cost yet.
+// budgets bound what namespaces may cost.
 type budgets struct {
 	table  *table
 	ledger *ledger
@@ -128,7 +128,7 @@ func (s *budgets) outlayOfLocked(namespace string, b Budget, spent float64, with
 	return o
 }
 
-// afford says whether a namespace may have one more cell, by an offering: nil, or why not.
+// afford returns why a namespace may not have one more cell, by an offering; nil if it may.
 func (b Budget) afford(namespace string, o outlay, offering Offering) *BudgetError {
 	e := BudgetError{
 		Budget:   b,

@@ -4,28 +4,11 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/offering"
 )
 
 // Offering is one thing to launch.
 type Offering = offering.Offering
-
-// offeringKey is what the cloud tells offerings apart by.
-type offeringKey struct {
-	instanceType, zone, subnet, reservation string
-	capacityType                            cloud.CapacityType
-}
-
-func keyOf(o Offering) offeringKey {
-	return offeringKey{
-		instanceType: o.InstanceType,
-		zone:         o.Zone,
-		subnet:       o.Subnet,
-		reservation:  o.Reservation,
-		capacityType: o.CapacityType(),
-	}
-}
 
 // candidateOf shows an offering to people.
 func candidateOf(o Offering) apiv1.Candidate {
@@ -69,7 +52,7 @@ func (c Cell) Candidates() []apiv1.Candidate {
 	offerings := c.Offerings
 	if len(offerings) == 1 { // it is launched, or the others had no capacity
 		offerings = append(slices.Clip(offerings), slices.DeleteFunc(slices.Clone(c.Best), func(o Offering) bool {
-			return keyOf(o) == keyOf(offerings[0])
+			return o.Key() == offerings[0].Key()
 		})...)
 	}
 	return Candidates(offerings)

@@ -60,11 +60,11 @@ type Cell struct {
 	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
 	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
-	// Planned says that it does so for scheduled maintenance, which may be set for another time.
+	// Planned reports whether it does so for scheduled maintenance, which may be set for another time.
 	Planned bool `json:"planned,omitempty"`
-	// Certain says that it does so as was agreed on, if slowly.
+	// Certain reports whether it does so as was agreed on, if slowly.
 	Certain bool `json:"certain,omitempty"`
-	// Unconfirmed says that only the cell itself, while it was bound, has said so.
+	// Unconfirmed reports whether only the cell itself, while it was bound, has said so.
 	Unconfirmed bool `json:"unconfirmed,omitempty"`
 	// Token is the one-time join token until it is spent, then empty.
 	Token string `json:"token,omitempty"`
@@ -75,11 +75,11 @@ type Cell struct {
 	// trust as long as this says so.
 	CA    string `json:"ca,omitempty"`
 	OldCA string `json:"oldCA,omitempty"`
-	// Reason says why the cell waits, or why it ended.
+	// Reason is why the cell waits, or why it ended.
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
 	Cause Cause `json:"cause,omitempty"`
-	// Special says that the pod asks for what only a launch can give. No standby cell fits such a pod.
+	// Special reports whether the pod asks for what only a launch can give. No standby cell fits such a pod.
 	Special bool `json:"special,omitempty"`
 	// Refusals are how many offerings in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
@@ -88,7 +88,7 @@ type Cell struct {
 	// has more is a step: a Kip that does not know this field drops it when it writes the record, and keeps all steps. So
 	// the worst of going back to such a Kip is that the cloud is told once more.
 	BoostEnded bool `json:"boostEnded,omitempty"`
-	// Stale says that the last launch was taken back, since something that it was resolved to is
+	// Stale reports whether the last launch was taken back, since something that it was resolved to is
 	// not there any more.
 	Stale bool `json:"stale,omitempty"`
 	// NoLabels reports whether the next launch has no labels of pods as tags, since the cloud has refused one with them. It
@@ -137,10 +137,10 @@ type Launch struct {
 	ID    string `json:"id"`
 	Index int    `json:"index"` // of the cell in the group
 	Cells int    `json:"cells"` // in the group
-	// Shared says that the machines share their user data, and a secret in it. It is
+	// Shared reports whether the machines share their user data, and a secret in it. It is
 	// nowhere but in the stored call; each cell has the token that follows from it.
 	Shared bool `json:"shared,omitempty"`
-	// Labelled says that the call has labels of its pods as tags.
+	// Labelled reports whether the call has labels of its pods as tags.
 	Labelled bool `json:"labelled,omitempty"`
 	// CloudInit is the digest of the operator's cloud-init file when the launch was stored;
 	// "" for none.
@@ -152,7 +152,7 @@ type Launch struct {
 	NameTag string `json:"nameTag"`
 	// Image is what the cloud's Resolver has found to be booted; "" for a cloud without one.
 	Image string `json:"image,omitempty"`
-	// PublicAddress says that the instance gets one, which the answer to the launch need not have.
+	// PublicAddress reports whether the instance gets one, which the answer to the launch need not have.
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
@@ -164,7 +164,7 @@ func (c Cell) Offering() Offering {
 	return c.Offerings[0]
 }
 
-// Live says whether the pod may still run here: the cell was not let go.
+// Live reports whether the pod may still run here: the cell was not let go.
 func (c Cell) Live() bool {
 	switch c.Phase {
 	case apiv1.Draining, apiv1.Terminating, apiv1.Gone:

@@ -124,8 +124,8 @@ func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
 			t.Errorf("%s is launched as %+v", o, s)
 		}
 	}
-	if keyOf(with) == keyOf(without) || with.Pool() != "cr-1" || with.String() != "m5.large (reservation cr-1) in a" {
-		t.Errorf("%+v, %q, %s", keyOf(with), with.Pool(), with)
+	if with.Key() == without.Key() || with.Pool() != "cr-1" || with.String() != "m5.large (reservation cr-1) in a" {
+		t.Errorf("%+v, %q, %s", with.Key(), with.Pool(), with)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cellapi"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"

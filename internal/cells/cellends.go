@@ -30,7 +30,7 @@ func (s *cellEnds) begin(e *entry, end cellEnd) {
 	begun := s.beginLocked(e, end)
 	s.table.mu.Unlock()
 	if begun {
-		s.tell(e, end)
+		s.report(e, end)
 	}
 }
 
@@ -45,8 +45,8 @@ func (s *cellEnds) beginLocked(e *entry, end cellEnd) bool {
 	return true
 }
 
-// tell tells the owner of its pod why a cell ends.
-func (s *cellEnds) tell(e *entry, end cellEnd) {
+// report tells the owner of its pod why a cell ends.
+func (s *cellEnds) report(e *entry, end cellEnd) {
 	if end.event != (events.Event{}) {
 		s.events.report(e.cell(), end.event)
 	}
@@ -54,7 +54,7 @@ func (s *cellEnds) tell(e *entry, end cellEnd) {
 
 // startTerminating stores that the instance of a cell must go, and tells the owner of its pod.
 func (s *cellEnds) startTerminating(ctx context.Context, e *entry, end cellEnd) error {
-	s.tell(e, end)
+	s.report(e, end)
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = end.evidence, "", cmp.Or(cell.Cause, end.cause, CauseOther)
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())

@@ -107,8 +107,8 @@ func (s *cloudInits) askDone(ctx context.Context, e *entry, session agentSession
 	return failures, err
 }
 
-// tell tells, once, what of the file could not be done.
-func (s *cloudInits) tell(e *entry) {
+// report tells, once, what of the file could not be done.
+func (s *cloudInits) report(e *entry) {
 	state := s.cells.of(e)
 	s.mu.Lock()
 	failures := state.failures

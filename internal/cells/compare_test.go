@@ -100,11 +100,11 @@ func TestWhatAnotherHasLaunchedIsToldOnceAndLeft(t *testing.T) {
 	cells := []known{{cell: &Cell{Instance: &cloud.Instance{ID: "own"}}}, {cell: &Cell{}}}
 	for range 2 {
 		left := s.leave(list, cells)
-		if len(left) != 3 || left[1].ID != "ends" || !s.told["theirs"] || len(s.told) != 1 {
-			t.Errorf("left are %v, told of %v", left, s.told)
+		if len(left) != 3 || left[1].ID != "ends" || !s.reported["theirs"] || len(s.reported) != 1 {
+			t.Errorf("left are %v, told of %v", left, s.reported)
 		}
 	}
-	if s.leave(nil, cells); len(s.told) != 0 {
+	if s.leave(nil, cells); len(s.reported) != 0 {
 		t.Error("one that is gone is remembered")
 	}
 }

@@ -199,7 +199,7 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 		if goesOn || e.launching || l.turn != nil || b.retries.tries.of(e).failed != tc.tries || e.cell().Phase != tc.phase {
 			t.Errorf("%s: goes on %t; its launch's %t, %d tries, it is %s", name, goesOn, e.launching, b.retries.tries.of(e).failed, e.cell().Phase)
 		}
-		if paused := !s.concluding.answers.rights.pause.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
+		if paused := !s.concluding.answers.rights.breaker.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
 			t.Errorf("%s: launches are paused %t, marked %v", name, paused, b.marked)
 		}
 	}

@@ -70,7 +70,7 @@ type Config struct {
 	Registries []agentapi.Registry
 	// ImagesOfCloud are patterns of the images for which cells ask Kip for credentials.
 	ImagesOfCloud []string
-	// HasPlugins says that cells may be given plugins.
+	// HasPlugins reports whether cells may be given plugins.
 	HasPlugins bool
 	// Options are what standby cells are launched with.
 	Options Options

@@ -94,7 +94,7 @@ func (s *connections) disconnect(e *entry) {
 	}
 }
 
-// kubeletReady says that the kubelet of a cell is ready, with the configuration that the
+// kubeletReady reports whether the kubelet of a cell is ready, with the configuration that the
 // agent has from this process: one that an earlier process gave it may be of another node.
 func (s *connections) kubeletReady(e *entry) bool {
 	s.table.mu.Lock()

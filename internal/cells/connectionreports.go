@@ -22,17 +22,17 @@ type connectionReports struct {
 
 // configuredReport is what an agent has said when it had its configuration.
 type configuredReport struct {
-	said       agentapi.Configured
+	answer     agentapi.Configured
 	unreported bool // observers do not know of it
 }
 
 // noteConfiguredLocked notes what an agent has said that has its configuration now. The caller holds table.mu.
-func (s *connectionReports) noteConfiguredLocked(e *entry, said agentapi.Configured) {
-	*s.agents.of(e) = configuredReport{said: said, unreported: true}
+func (s *connectionReports) noteConfiguredLocked(e *entry, answer agentapi.Configured) {
+	*s.agents.of(e) = configuredReport{answer: answer, unreported: true}
 }
 
 // answerLocked returns what the agent of a cell has said last when it had its configuration. The caller holds table.mu.
-func (s *connectionReports) answerLocked(e *entry) agentapi.Configured { return s.agents.of(e).said }
+func (s *connectionReports) answerLocked(e *entry) agentapi.Configured { return s.agents.of(e).answer }
 
 // reportedAway is what observers know of an agent that does not answer.
 type reportedAway struct {
@@ -43,35 +43,35 @@ type reportedAway struct {
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
 func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) error {
 	s.table.mu.Lock()
-	report := s.agents.of(e)
-	configured, tell, told := e.configured, e.configured && report.unreported, report.said
-	report.unreported = false
+	last := s.agents.of(e)
+	configured, isNews, answer := e.configured, e.configured && last.unreported, last.answer
+	last.unreported = false
 	s.table.mu.Unlock()
-	if tell {
+	if isNews {
 		s.observers.CellConnected(*e.cell(), e.session.conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(answer.Boot) && !e.cell().agentIsNews(answer.Agent) {
 		return nil
 	}
-	defer s.cloudInits.tell(e)
-	defer s.versions.tell(e)
+	defer s.cloudInits.report(e)
+	defer s.versions.report(e)
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""
 		now := s.loop.clock.Now()
 		cell.step(apiv1.StepJoined, now)
-		if cell.bootIsNews(told.Boot) {
-			cell.Boot = Boot{Boot: told.Boot, Told: now}
+		if cell.bootIsNews(answer.Boot) {
+			cell.Boot = Boot{Boot: answer.Boot, Told: now}
 		}
-		if cell.agentIsNews(told.Agent) {
-			cell.AgentRuns = told.Agent
+		if cell.agentIsNews(answer.Agent) {
+			cell.AgentRuns = answer.Agent
 		}
 		return nil
 	})
 }
 
-// tellsAway is how long a machine may not answer before observers are told why, and again of another reason: most machines
+// awayReportAfter is how long a machine may not answer before observers are told why, and again of another reason: most machines
 // answer sooner.
-const tellsAway = time.Minute
+const awayReportAfter = time.Minute
 
 // reportUnanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
 // than they know of.
@@ -81,9 +81,9 @@ func (s *connectionReports) reportUnanswered(ctx context.Context, e *entry) {
 	if away.at.After(since) {
 		since = away.at
 	}
-	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == away.why || now.Sub(since) < tellsAway {
+	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == away.why || now.Sub(since) < awayReportAfter {
 		return
 	}
 	*away = reportedAway{err.Error(), now}
-	s.records.tell(ctx, e)
+	s.records.notify(ctx, e)
 }

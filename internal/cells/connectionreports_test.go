@@ -47,7 +47,7 @@ func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
 	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "" {
 		t.Error("it is reported at once")
 	}
-	b.clock.Step(tellsAway)
+	b.clock.Step(awayReportAfter)
 	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "refused" {
 		t.Errorf("after a while %q is reported", s.away.of(e).why)
 	}
@@ -55,7 +55,7 @@ func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
 	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "refused" {
 		t.Error("another reason is reported at once")
 	}
-	b.clock.Step(tellsAway)
+	b.clock.Step(awayReportAfter)
 	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "another" {
 		t.Errorf("after a while %q is reported", s.away.of(e).why)
 	}

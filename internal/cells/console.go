@@ -20,10 +20,10 @@ import (
 const (
 	// consoleTimeout bounds the question for a console, its wait for the call included.
 	consoleTimeout = 30 * time.Second
-	// consoleLines and consoleBytes bound what is logged of one, and toldLines and toldBytes what an Event
+	// consoleLines and consoleBytes bound what is logged of one, and eventLines and eventBytes what an Event
 	// tells, whose message has at most 1 KiB (Kubernetes API, Event).
 	consoleLines, consoleBytes = 25, 4 << 10
-	toldLines, toldBytes       = 6, 640
+	eventLines, eventBytes     = 6, 640
 	// consolesAtOnce are how many are asked for at a time. Where more cells end they end for one reason,
 	// and calls of the cloud are better spent on their ends. consolesOfOne are those of one namespace.
 	consolesAtOnce, consolesOfOne = 4, 3
@@ -35,12 +35,12 @@ var agentsLine = regexp.MustCompile(`^\[ *[0-9]+\.[0-9]+\] ` + agentapi.ConsoleP
 // agentsLast are the last lines of the agent's among others.
 func agentsLast(lines []string) []string {
 	own := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !agentsLine.MatchString(line) })
-	own = own[max(0, len(own)-toldLines):]
-	for len(own) > 1 && len(strings.Join(own, " | ")) > toldBytes {
+	own = own[max(0, len(own)-eventLines):]
+	for len(own) > 1 && len(strings.Join(own, " | ")) > eventBytes {
 		own = own[1:]
 	}
 	for n, line := range own {
-		own[n] = strings.ToValidUTF8(line[:min(len(line), toldBytes)], "")
+		own[n] = strings.ToValidUTF8(line[:min(len(line), eventBytes)], "")
 	}
 	return own
 }
@@ -53,11 +53,11 @@ type consoles struct {
 	places *keyed.Places[string] // of cells whose consoles are read, by namespace
 }
 
-// tell tells what the machine of a cell that ends without having joined wrote last: what kept it
+// report tells what the machine of a cell that ends without having joined wrote last: what kept it
 // has nowhere else to be said, and the machine is gone soon. The cell's end does not wait for it. Kip's
 // log has all of these lines, and the pod's Event those of the agent: what else an operator's own image
 // writes is none of a namespace's business.
-func (s *consoles) tell(ctx context.Context, cell *Cell) {
+func (s *consoles) report(ctx context.Context, cell *Cell) {
 	from := s.calls.Optional().Console
 	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return

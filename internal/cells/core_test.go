@@ -168,8 +168,8 @@ func (b *bench) releasing() *releases {
 }
 
 // waiting returns what reports what ready cells wait for.
-func (b *bench) waiting() *waits {
-	return &waits{table: b.table, loop: b.loop, records: b.records, events: b.events, ends: b.ends}
+func (b *bench) waiting() *bindWaits {
+	return &bindWaits{table: b.table, loop: b.loop, records: b.records, events: b.events, ends: b.ends}
 }
 
 func (b *bench) OrphanFound() { b.note(func() { b.found++ }) }

@@ -2,8 +2,8 @@ package cells
 
 import "time"
 
-// tellAgain is when something that goes on is told again.
-const tellAgain = 5 * time.Minute
+// reportAgain is when something that goes on is told again.
+const reportAgain = 5 * time.Minute
 
 // dedup keeps something that goes on from being told again and again: it has what was last told, and when.
 type dedup struct {
@@ -13,7 +13,7 @@ type dedup struct {
 
 // note notes that something is told now, and returns true, unless the same was told a short while ago.
 func (n *dedup) note(what string, now time.Time) bool {
-	if n.what == what && now.Sub(n.at) < tellAgain {
+	if n.what == what && now.Sub(n.at) < reportAgain {
 		return false
 	}
 	*n = dedup{what, now}

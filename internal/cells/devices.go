@@ -44,13 +44,13 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 	return "", 0, 0
 }
 
-// needsDevices says that the cell's pod asks for GPUs or other accelerators.
+// needsDevices reports whether the cell's pod asks for GPUs or other accelerators.
 func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Accelerators) > 0 }
 
 // devices waits for the GPUs and other accelerators of ready cells.
 type devices struct {
 	loop  *loop
-	waits *waits
+	waits *bindWaits
 	ends  *cellEnds
 	cells perCell[devicesState] // of their workers
 }

@@ -31,10 +31,10 @@ const attachAgain = 10
 // longer than what clouds take to know everywhere of what they have made.
 const refusedTimeout = time.Minute
 
-// hasDisks says that the cloud has disks.
+// hasDisks reports whether the cloud has disks.
 func hasDisks(c *pipe.Pipe) bool { return c.Optional().Disks != nil }
 
-// DiskInUseError says that a disk of the request is another pod's.
+// DiskInUseError reports that a disk of the request is another pod's.
 type DiskInUseError struct {
 	Disk Disk
 	Pod  apiv1.PodReference
@@ -52,7 +52,7 @@ type disks struct {
 	calls  *pipe.Pipe
 	agents *asking
 	events *reporter
-	waits  *waits
+	waits  *bindWaits
 	given  perCell[disksGiven] // of their workers
 }
 

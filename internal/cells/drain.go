@@ -91,7 +91,7 @@ func (e *entry) waitForPlace(ctx context.Context, places *keyed.Places[string]) 
 	return places.Take(ctx, e.cell().Pod.Namespace)
 }
 
-// patient says that a cell's containers have ended, or soon will have. What is on
+// patient reports whether a cell's containers have ended, or soon will have. What is on
 // its volumes is then worth a wait.
 func patient(e *entry) bool {
 	cause := e.cell().Cause

@@ -12,7 +12,7 @@ import (
 type enqueuing struct {
 	table        *table
 	calls        *pipe.Pipe
-	pauses       launchPauses
+	breakers     launchBreakers
 	launches     *launchQueue
 	removals     *removals
 	preparations preparations
@@ -48,7 +48,7 @@ func (s *enqueuing) checkQueue(e *entry) (launching bool, ending string) {
 		e.giveBackLocked()
 	}
 	if !e.launching {
-		s.pauses.rights.passProbeLocked(e)
+		s.breakers.rights.passProbeLocked(e)
 	}
 	return e.launching, e.ending
 }
@@ -61,7 +61,7 @@ func (s *enqueuing) add(next queuedCell) progress {
 		s.table.mu.Unlock()
 		return anew
 	}
-	got, report := s.pauses.passLocked(next.e)
+	got, report := s.breakers.passLocked(next.e)
 	if got == done {
 		next.e.giveToLaunchLocked()
 		s.launches.add(next)
@@ -84,7 +84,7 @@ func (s *enqueuing) waitsForLocked(e *entry) string {
 			return why
 		}
 	}
-	return cmp.Or(s.pauses.blockers.whyLocked(e), notAnswered)
+	return cmp.Or(s.breakers.blockers.whyLocked(e), notAnswered)
 }
 
 // notAnswered is the wait of a cell whose launch is to be sent, or was.

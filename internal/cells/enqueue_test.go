@@ -12,7 +12,7 @@ import (
 // enqueuing returns what adds cells to the queue of launches.
 func (b *bench) enqueuing() *enqueuing {
 	return &enqueuing{
-		table: b.table, calls: b.calls, pauses: launchPauses{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
+		table: b.table, calls: b.calls, breakers: launchBreakers{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
 		removals: b.removing(),
 		preparations: b.prepared(
 			b.retries, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
@@ -36,11 +36,11 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 			b.listed(snapshot{})
 		}, time.Second, false, false, events.InstancesNotListed},
 		"what the operator configured is refused": {func(b *bench, s *enqueuing, e *entry) {
-			fault := s.pauses.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
+			fault := s.breakers.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
 			fault.why, fault.until = "no key", b.clock.Now().Add(time.Second)
 		}, time.Second, false, false, events.LaunchDelayed},
 		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
-			s.pauses.rights.pause = rightsPause{pause: pause{until: b.clock.Now().Add(time.Minute)}, since: b.clock.Now()}
+			s.breakers.rights.breaker = rightsBreaker{breaker: breaker{until: b.clock.Now().Add(time.Minute)}, since: b.clock.Now()}
 		}, time.Minute, false, false, events.LaunchesPaused},
 		"its pod is gone": {func(b *bench, _ *enqueuing, e *entry) {
 			b.end(e, CausePodDeleted)
@@ -116,7 +116,7 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	b := newBench(t)
 	s := b.enqueuing()
-	r := s.pauses.rights
+	r := s.breakers.rights
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()
@@ -132,10 +132,10 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	}
 	b.listed(snapshot{began: b.clock.Now()})
 	b.generation.compared = true
-	r.pause = rightsPause{pause: pause{until: b.clock.Now().Add(5 * time.Second)}, since: b.clock.Now()}
+	r.breaker = rightsBreaker{breaker: breaker{until: b.clock.Now().Add(5 * time.Second)}, since: b.clock.Now()}
 	wait("Kip has no right", 5*time.Second)
-	r.pause = rightsPause{}
-	fault := s.pauses.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
+	r.breaker = rightsBreaker{}
+	fault := s.breakers.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
 	fault.why, fault.until = "no key", b.clock.Now().Add(2*time.Second)
 	wait("what the operator configured is refused", 2*time.Second)
 	fault.until = b.clock.Now()

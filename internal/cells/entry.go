@@ -7,21 +7,21 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// entry is a cell and what this process knows of it, as far as several parts use it. What one part alone knows it declares as a perCell. It is
-// under table.mu, unless it says otherwise. Each field names the one that changes it.
+// entry is a cell and what this process knows of it, as far as several parts use it. What one part alone knows it declares as a
+// perCell. An entry is under table.mu, unless it says otherwise. Each field names the one that changes it.
 type entry struct {
 	id string
 	// current is the record. It is never modified: adoptions replaces it.
 	current atomic.Pointer[Cell]
-	// writing is held from reading current to replacing it. revision is that of the stored record, and unsure what was written if the lost
-	// answer was a yes: both are under writing, and of records, which additions begins.
+	// writing is held from reading current to replacing it. revision is that of the stored record, and unsure what was written if the
+	// lost answer was a yes: both are under writing. records changes them, and additions before there is a record.
 	writing  sync.Mutex
 	revision int64
 	unsure   *Cell
 	// loaded reports whether its record is of an earlier process. storedCells sets it before the cell is shown.
 	loaded bool
-	// pod is whose cell it is, for a moment before the record says so, disks are those of that pod, and arrived is as in Request. They are set
-	// when the cell is made, and standbys gives a standby cell those of the pod that takes it.
+	// pod is whose cell it is, for a moment before the record says so, disks are those of that pod, and arrived is as in Request. They
+	// are set when the cell is made, and standbys gives a standby cell those of the pod that takes it.
 	pod     apiv1.PodReference
 	disks   []Disk
 	arrived bool

@@ -51,8 +51,8 @@ func whyUnfit(err error) string {
 	if !errors.Is(err, cloud.ErrUnfit) {
 		return ""
 	}
-	if said, ok := errors.AsType[*cloud.Error](err); ok {
-		return said.Error()
+	if answer, ok := errors.AsType[*cloud.Error](err); ok {
+		return answer.Error()
 	}
 	return err.Error()
 }

@@ -18,16 +18,16 @@ type evacuating struct {
 	holds         *holds
 	lost          *lostInstances
 	interruptions *interruptions
-	told          perCell[time.Time] // the notice that observers were told of; of the cell's worker
+	reported      perCell[time.Time] // the notice that observers were told of; of the cell's worker
 }
 
 // actOnNotice does what the notice of a cell asks for. It returns how long is left until the
 // instance is lost, 0 where there is no notice, and whether the cell ends now.
 func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {
-	cell, told := e.cell(), s.told.of(e)
+	cell, reported := e.cell(), s.reported.of(e)
 	if cell.Interrupted.IsZero() {
-		if !told.IsZero() { // it was called off, or did not come
-			*told = time.Time{}
+		if !reported.IsZero() { // it was called off, or did not come
+			*reported = time.Time{}
 			s.observers.CellInterrupted(*cell)
 		}
 		return 0, false
@@ -46,11 +46,11 @@ func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Durat
 		s.lost.loseTakenBack(ctx, e)
 		return silentPoll, true
 	}
-	if !told.Equal(cell.Interrupted) {
+	if !reported.Equal(cell.Interrupted) {
 		if !s.admitMove(ctx, e) {
 			return min(left, idlePoll), true
 		}
-		*told = cell.Interrupted
+		*reported = cell.Interrupted
 		s.observers.CellInterrupted(*cell)
 	}
 	return left, true
@@ -77,7 +77,7 @@ func (s *evacuating) admitMove(ctx context.Context, e *entry) bool {
 	return s.holds.admit(ctx, e, end, s.holds.population())
 }
 
-// heldBackLocked says why the end of a cell is held back; "" if it is not. The caller holds table.mu.
+// heldBackLocked returns why the end of a cell is held back; "" if it is not. The caller holds table.mu.
 func (s *evacuating) heldBackLocked(e *entry) string {
 	if why := s.holds.whyLocked(e); why != "" {
 		return heldBack + why

@@ -18,7 +18,7 @@ type exclusion struct {
 	orphans    *orphanTerminations
 }
 
-// whyUnsureLocked says why an instance that this Kip does not know of may run the pod of a cell; "" where
+// whyUnsureLocked returns why an instance that this Kip does not know of may run the pod of a cell; "" where
 // the lists of the cloud do not have to say more. The caller holds table.mu.
 func (s *exclusion) whyUnsureLocked(e *entry) string {
 	why, sure := s.generation.whyBehind()

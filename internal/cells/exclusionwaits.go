@@ -19,7 +19,7 @@ type exclusionWaits struct {
 	events    *reporter
 	listening *listening
 	exclusion *exclusion
-	told      perCell[dedup] // why they wait; of their workers
+	reported  perCell[dedup] // why they wait; of their workers
 }
 
 // exclusiveLaunch has cells that are to be launched wait until nothing else may run their pods.
@@ -57,13 +57,13 @@ func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string
 	now := s.clock.Now()
 	switch {
 	case doubt == unread && now.Sub(s.listening.since()) < quietStart:
-	case doubt != "" && s.told.of(e).note(doubt, now):
+	case doubt != "" && s.reported.of(e).note(doubt, now):
 		waits := events.NewInstancesNotListed(doubt)
 		if doubt == behind {
 			waits = events.NewStoreBehind(doubt)
 		}
 		s.events.report(e.cell(), waits)
-	case len(others) > 0 && s.told.of(e).note(fmt.Sprint(others), now):
+	case len(others) > 0 && s.reported.of(e).note(fmt.Sprint(others), now):
 		s.events.report(e.cell(), events.NewCellUnknown(events.InstancesMayRun(others)))
 	}
 	return doubt == "" && len(others) == 0, doubt

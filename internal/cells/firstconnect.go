@@ -17,7 +17,7 @@ type firstConnections struct {
 	listening  *listening
 }
 
-// awaitsLocked says that Kip connects to a cell for the first time, and that nothing has gone
+// awaitsLocked reports whether Kip connects to a cell for the first time, and nothing has gone
 // wrong yet. One whose store is behind connects to none that it may give. The caller holds table.mu.
 func (s *firstConnections) awaitsLocked(e *entry) bool {
 	beginning := s.listening.since().IsZero() || s.clock.Since(s.listening.since()) < firstConnect

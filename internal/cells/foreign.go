@@ -9,9 +9,9 @@ import (
 
 // foreign tells the instances that this Kip has launched from those that only have its tags.
 type foreign struct {
-	log   *slog.Logger
-	owner string
-	told  map[string]bool // the others of the last list; of the one that compares
+	log      *slog.Logger
+	owner    string
+	reported map[string]bool // the others of the last list; of the one that compares
 }
 
 // leave takes those out of a list that have Kip's tags, and that somebody else has launched:
@@ -29,13 +29,13 @@ func (s *foreign) leave(list []cloud.Instance, cells []known) []cloud.Instance {
 			return false
 		}
 		others[i.ID] = true
-		if !s.told[i.ID] {
+		if !s.reported[i.ID] {
 			s.log.Error("an instance has the tags of this Kip, and was launched by somebody else: it is left alone; remove its tags",
 				"instance", i.ID, "owner", s.owner)
 		}
 		return true
 	})
-	s.told = others
+	s.reported = others
 	return list
 }
 

@@ -31,10 +31,10 @@ type generation struct {
 	UnknownLines map[string]uint64 `json:"unknownLines,omitempty"`
 	// Since is when the store was last found to be behind.
 	Since time.Time `json:"since,omitzero"`
-	// Unproven says that the store has launched instances, and that the cloud's lists have not shown
+	// Unproven reports whether the store has launched instances, and the cloud's lists have not shown
 	// yet whether it is new or was lost.
 	Unproven bool `json:"unproven,omitempty"`
-	// Distrusted says that what the store says of cells that no pod runs on yet is to be
+	// Distrusted reports whether what the store says of cells that no pod runs on yet is to be
 	// forgotten before they are loaded.
 	Distrusted bool `json:"distrusted,omitempty"`
 }

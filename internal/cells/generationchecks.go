@@ -66,7 +66,7 @@ type Generation struct {
 	Unknown []cloud.Instance
 	// Shown names them, for TakeOver.
 	Shown string
-	// Incomplete says why there may be others, which no person has seen; "" if there are none.
+	// Incomplete is why there may be others, which no person has seen; "" if there are none.
 	Incomplete string
 }
 

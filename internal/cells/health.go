@@ -8,7 +8,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// Health says when a cell that runs a pod counts as lost. One of two signs is
+// Health defines when a cell that runs a pod counts as lost. One of two signs is
 // believed: the lease that its kubelet renews over the tunnel (healthcheck.status),
 // or the cloud's list (healthcheck.cloudAPI).
 type Health struct {
@@ -80,7 +80,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	found := s.surveys.check(now, was)
 	disrupted := found.disrupted
 	s.refusals.act(found.refused, found.refusing, now)
-	s.tellDisruption(disrupted, was, found.counts[location{}])
+	s.reportDisruption(disrupted, was, found.counts[location{}])
 	if len(found.silent) == 0 {
 		return disrupted
 	}
@@ -109,8 +109,8 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	return disrupted
 }
 
-// tellDisruption reports that most cells are silent, or are heard again.
-func (s *health) tellDisruption(disrupted, was disruptions, all silentCount) {
+// reportDisruption reports that most cells are silent, or are heard again.
+func (s *health) reportDisruption(disrupted, was disruptions, all silentCount) {
 	log := s.loop.log
 	if now, before := disrupted.String(), was.String(); now != before {
 		if now != "" {

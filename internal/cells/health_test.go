@@ -488,7 +488,7 @@ func TestTheOwnerOfAPodIsToldWhoseCellRefusesKip(t *testing.T) {
 		pods := b.bound(3)
 		cell, _ := b.cells.ForPod(ref(pods[0]).UID)
 		b.links.of(cell.ID).set(false, &tunnel.FollowedError{Term: math.MaxInt64})
-		b.later(refusalTellAfter - 10*time.Second)
+		b.later(refusalReportAfter - 10*time.Second)
 		if said := b.said("CellRefuses"); len(said) > 0 {
 			t.Errorf("it is told before its time: %q", said)
 		}

@@ -22,8 +22,8 @@ type holds struct {
 
 // holdState is why the end of a cell is held back. What it says of a cell that ends by now is over.
 type holdState struct {
-	why  string // "" if it is not
-	told dedup  // of that
+	why      string // "" if it is not
+	reported dedup  // of that
 }
 
 // admit reports whether the guard admits the end of a cell. It shows and reports an end that is held back.
@@ -36,10 +36,10 @@ func (s *holds) admit(ctx context.Context, e *entry, end guard.End, population i
 	state := s.cells.of(e)
 	changed := state.why != held.Text
 	state.why = held.Text
-	tell := state.told.note(string(held.Reason), s.clock.Now())
+	isNews := state.reported.note(string(held.Reason), s.clock.Now())
 	s.table.mu.Unlock()
-	if tell {
-		s.events.tellHeld(end, held)
+	if isNews {
+		s.events.reportHeld(end, held)
 	}
 	if changed {
 		s.records.showAgain(e)

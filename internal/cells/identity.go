@@ -56,7 +56,7 @@ func launchToken(controllerID, launch string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// launchedBy says that an instance was launched by a Kip of this identity, as far as its cloud tells:
+// launchedBy reports whether an instance was launched by a Kip of this identity, as far as its cloud tells:
 // who may write tags can give it Kip's, but not the token of its launch. Nothing else that the cloud
 // tells of it counts: a host may be another one since, and all of a VPC may be dedicated.
 func launchedBy(controllerID string, i cloud.Instance) bool {

@@ -32,7 +32,7 @@ func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 	return await("a pod that takes it"), nil
 }
 
-// stops says that an idle standby cell is to be stopped.
+// stops reports whether an idle standby cell is to be stopped.
 func (s *idling) stops(cell *Cell) bool {
 	return s.calls.Optional().Stopper != nil && s.pools.stops(cell.Standby) && cell.Pod.UID == ""
 }

@@ -160,7 +160,7 @@ func TestACellIsGivenUpThatCannotBeStarted(t *testing.T) {
 		if why, _ := b.table.endingOf(e); (why != "") != tc.ends || len(b.marked) != tc.marked {
 			t.Errorf("%s: it ends for %q, marked %d times", name, why, len(b.marked))
 		}
-		if paused := !s.rights.pause.since.IsZero(); paused != (name == "Kip has no right to any") {
+		if paused := !s.rights.breaker.since.IsZero(); paused != (name == "Kip has no right to any") {
 			t.Errorf("%s: launches are paused %t", name, paused)
 		}
 	}

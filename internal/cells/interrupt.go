@@ -36,8 +36,8 @@ type interruptions struct {
 	events    *reporter
 	observers *observers
 
-	mu   sync.Mutex
-	told perCell[notice] // under mu
+	mu       sync.Mutex
+	reported perCell[notice] // under mu
 }
 
 // notice is who was told of a cell's interruption, by its time: the pod's owner, and by CellTakenBack.
@@ -52,19 +52,19 @@ type storedNotices struct {
 // load has who was told in an earlier process count as told. The cells are loaded.
 func (s *storedNotices) load(context.Context) error {
 	for _, e := range s.table.all() {
-		s.interruptions.countAsTold(e)
+		s.interruptions.countAsReported(e)
 	}
 	return nil
 }
 
-// countAsTold has who was told of the stored notice of a cell count as told.
-func (s *interruptions) countAsTold(e *entry) {
+// countAsReported has who was told of the stored notice of a cell count as told.
+func (s *interruptions) countAsReported(e *entry) {
 	cell := e.cell()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := s.told.of(e)
-	if told.warned = cell.Interrupted; !cell.Unconfirmed {
-		told.counted = cell.Interrupted
+	reported := s.reported.of(e)
+	if reported.warned = cell.Interrupted; !cell.Unconfirmed {
+		reported.counted = cell.Interrupted
 	}
 }
 
@@ -88,7 +88,7 @@ func (s *interruptions) recordNotice(ctx context.Context, e *entry, i cloud.Inte
 		err := s.records.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i, byCell, s.loop.clock.Now()) })
 		switch {
 		case err == nil, errors.Is(err, errKnown):
-			s.tellNotice(e, i)
+			s.reportNotice(e, i)
 			return nil
 		case errors.Is(err, errGone), errors.Is(err, errMoot):
 			return nil
@@ -128,21 +128,21 @@ func (cell *Cell) interrupt(at time.Time, i cloud.Interruption, byCell bool, now
 	return nil
 }
 
-// tellNotice tells of the stored notice what was not told yet, and wakes the cell. It is called
+// reportNotice tells of the stored notice what was not told yet, and wakes the cell. It is called
 // wherever one is found stored: the answer of the write that stored it may have been lost.
-func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
+func (s *interruptions) reportNotice(e *entry, i cloud.Interruption) {
 	cell := e.cell()
 	at := cell.Interrupted
 	if at.IsZero() {
 		return // it was forgotten meanwhile
 	}
 	s.mu.Lock()
-	told := s.told.of(e)
-	warn := !told.warned.Equal(at)
-	told.warned = at
-	count := !cell.Unconfirmed && !cell.Planned && !told.counted.Equal(at)
+	reported := s.reported.of(e)
+	warn := !reported.warned.Equal(at)
+	reported.warned = at
+	count := !cell.Unconfirmed && !cell.Planned && !reported.counted.Equal(at)
 	if count {
-		told.counted = at
+		reported.counted = at
 	}
 	s.mu.Unlock()
 	if count && cell.Offering().Spot {

@@ -106,7 +106,7 @@ func (v *inventory) compare(began time.Time, listing cloud.Listing, cells []know
 	return seen, f
 }
 
-// lags says that a list need not show the instance of a cell yet, or not as it is: by
+// lags reports whether a list need not show the instance of a cell yet, or not as it is: by
 // when Kip learned of its launch, since the cloud's clock may be behind.
 func (v *inventory) lags(began time.Time, cell *Cell) bool {
 	return began.Sub(cell.launched()) < v.listLag || began.Sub(cell.StepTime(apiv1.StepLaunched)) < v.listLag

@@ -29,7 +29,7 @@ type kernels struct {
 	loop   *loop
 	agents *asking
 	ends   *cellEnds
-	waits  *waits
+	waits  *bindWaits
 	cells  perCell[kernelState] // of their workers
 }
 
@@ -78,8 +78,8 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 // refused ends a cell whose agent has refused its pod's settings.
 func (s *kernels) refused(e *entry, refusal error) {
 	why := "its agent is older than this Kip and knows neither host-sysctls nor host-modules"
-	if said, is := errors.AsType[*agentapi.StatusError](refusal); is && said.Code == http.StatusBadRequest {
-		why = said.Text
+	if answer, is := errors.AsType[*agentapi.StatusError](refusal); is && answer.Code == http.StatusBadRequest {
+		why = answer.Text
 	}
 	s.ends.begin(e, cellEnd{CauseKernelRefused, why, events.NewHostSettingsRefused(e.id, why)})
 }

@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -104,7 +105,7 @@ func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 		var got []string
 		for len(q.items) > 0 {
 			var ids []string
-			for _, e := range q.next(func(offeringKey) int { return 3 }, func(n int) int { return n }) {
+			for _, e := range q.next(func(offering.Key) int { return 3 }, func(n int) int { return n }) {
 				ids = append(ids, e.id)
 			}
 			got = append(got, strings.Join(ids, " "))
@@ -270,9 +271,9 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 			if !slices.Equal(sent, []string{"bad", ""}) || b.phase("a") != apiv1.Bound {
 				t.Errorf("%s: it was sent with the labels %q, the cell is %s; said %v", what, sent, b.phase("a"), b.events)
 			}
-			if len(b.cooled) > 0 || len(b.cells.shared.rights.denied) > 0 || b.cells.shared.rights.pause != (rightsPause{}) {
+			if len(b.cooled) > 0 || len(b.cells.shared.rights.denied) > 0 || b.cells.shared.rights.breaker != (rightsBreaker{}) {
 				t.Errorf("%s: what is offered is left alone: %v, %v; launches are paused: %+v",
-					what, b.cooled, b.cells.shared.rights.denied, b.cells.shared.rights.pause)
+					what, b.cooled, b.cells.shared.rights.denied, b.cells.shared.rights.breaker)
 			}
 			b.requestFor("b", labels("team", "good"))
 			b.later(5 * time.Second)
@@ -353,7 +354,7 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 		}
 		request("first", Account{})
 		b.later(time.Second)
-		if b.cells.shared.rights.pause == (rightsPause{}) {
+		if b.cells.shared.rights.breaker == (rightsBreaker{}) {
 			t.Fatal("launches are not paused")
 		}
 		sent = 0

@@ -50,7 +50,7 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 	// If they are at fault, a launch without them shows it.
 	labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 	if !labels {
-		s.rights.noteAnswer(keyOf(t.offering), results)
+		s.rights.noteAnswer(t.offering.Key(), results)
 	}
 	if t.throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 		t.throttled = 0

@@ -50,7 +50,7 @@ func TestAnOfferingThatFailsForNoReasonIsLeftAloneOnce(t *testing.T) {
 	for range 2 {
 		s.learn(tries, nil)
 	}
-	if s.learn(tries, outcomesOf(group, isApart, nil)); len(b.marked) != 1 || s.sizes.atMost()(keyOf(tries.offering)) != 1 {
-		t.Errorf("marked %d times, %d are launched together", len(b.marked), s.sizes.atMost()(keyOf(tries.offering)))
+	if s.learn(tries, outcomesOf(group, isApart, nil)); len(b.marked) != 1 || s.sizes.atMost()(tries.offering.Key()) != 1 {
+		t.Errorf("marked %d times, %d are launched together", len(b.marked), s.sizes.atMost()(tries.offering.Key()))
 	}
 }

@@ -110,7 +110,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	group := b.grouped("c")
 	now := b.loop.clock.Now()
 	r := s.concluding.answers.rights
-	r.pause = rightsPause{pause: pause{until: now}, since: now.Add(-time.Hour)}
+	r.breaker = rightsBreaker{breaker: breaker{until: now}, since: now.Add(-time.Hour)}
 	if wait := r.send(group[0]); wait != 0 {
 		t.Fatalf("the probe waits %v", wait)
 	}

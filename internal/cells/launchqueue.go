@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/elotl/kip/internal/offering"
 )
 
 // launchQueue are the cells that wait to be launched, in their order. Namespaces take turns at
@@ -28,7 +30,7 @@ type queuedCell struct {
 
 // callKey is what cells have in common that may be launched in one call.
 type callKey struct {
-	offeringKey
+	offering.Key
 	diskBytes int64
 	options   string
 	devices   bool
@@ -45,11 +47,11 @@ func queuedCellOf(e *entry) (queuedCell, error) {
 		return queuedCell{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
 	return queuedCell{e, cell.Pod.Namespace, cell.Account.labels(), callKey{
-		offeringKey: keyOf(cell.Offering()),
-		diskBytes:   cell.Offering().DiskBytes,
-		options:     string(options),
-		devices:     cell.needsDevices(),
-		noLabels:    cell.NoLabels,
+		Key:       cell.Offering().Key(),
+		diskBytes: cell.Offering().DiskBytes,
+		options:   string(options),
+		devices:   cell.needsDevices(),
+		noLabels:  cell.NoLabels,
 	}}, nil
 }
 
@@ -102,24 +104,24 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 
 // full reports whether the next call has as many machines as one can have, at most so many of
 // an offering.
-func (q *launchQueue) full(most func(offeringKey) int) bool {
+func (q *launchQueue) full(most func(offering.Key) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.items) > 0 && q.alikeLocked(q.headLocked()) >= most(q.headLocked().offeringKey)
+	return len(q.items) > 0 && q.alikeLocked(q.headLocked()) >= most(q.headLocked().Key)
 }
 
 // next takes the cell whose turn it is and those that go with it: at most so many of an offering, and
 // as many as allow says. If not all fit, those whose pods have the same labels come first, since a call may have
 // these as tags, and then those that have waited longest. So labels cost no call, and no cell waits for ever:
 // its turn comes.
-func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (group []*entry) {
+func (q *launchQueue) next(most func(offering.Key) int, allow func(n int) int) (group []*entry) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
 		return nil
 	}
 	head := q.headLocked()
-	n := allow(min(q.alikeLocked(head), most(head.offeringKey)))
+	n := allow(min(q.alikeLocked(head), most(head.Key)))
 	taken := []queuedCell{head}
 	take := func(alike bool) {
 		q.items = slices.DeleteFunc(q.items, func(i queuedCell) bool {

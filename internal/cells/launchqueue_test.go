@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 )
 
 func TestABurstIsLaunchedInFewCalls(t *testing.T) {
@@ -49,7 +50,7 @@ func TestNamespacesTakeTurnsAtBeingLaunched(t *testing.T) {
 	}
 	next := func(most int) string {
 		var ids []string
-		for _, e := range q.next(func(offeringKey) int { return cloud.MaxLaunch }, func(n int) int { return min(n, most) }) {
+		for _, e := range q.next(func(offering.Key) int { return cloud.MaxLaunch }, func(n int) int { return min(n, most) }) {
 			ids = append(ids, e.id)
 		}
 		return strings.Join(ids, " ")
@@ -75,7 +76,7 @@ func TestNamespacesTakeTurnsAtBeingLaunched(t *testing.T) {
 	add("a", "1", "1", "1", "2")
 	add("b", "1", "2")
 	want("those that go along are served as well", 3, "a7 a8 a9", "b3", "a10 b4")
-	if len(q.items)+len(q.turns) > 0 || q.full(func(offeringKey) int { return 1 }) {
+	if len(q.items)+len(q.turns) > 0 || q.full(func(offering.Key) int { return 1 }) {
 		t.Errorf("of a queue that is empty %d namespaces are remembered", len(q.turns))
 	}
 }

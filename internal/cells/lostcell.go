@@ -24,7 +24,7 @@ type lostCells struct {
 type sign struct {
 	cause Cause
 	why   string
-	// sure says that the cloud is positive that the instance has ended, or was to end:
+	// sure reports whether the cloud is positive that the instance has ended, or was to end:
 	// then there is nothing that an end could destroy.
 	sure bool
 	// fault is why the cloud has ended the instance, where it says so.

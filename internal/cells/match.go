@@ -17,7 +17,7 @@ type matching struct {
 	upgrades  *upgrades
 }
 
-// fits says that a standby cell is as good for the request as a new one.
+// fits reports whether a standby cell is as good for the request as a new one.
 func (s *matching) fits(r Request, cell *Cell) bool {
 	best, has := r.Offerings[0], cell.Offering()
 	if lacksRoom(cell.Room, r.Needs, s.recipe.reserved) {
@@ -26,7 +26,7 @@ func (s *matching) fits(r Request, cell *Cell) bool {
 	if r.Special || has.InstanceType != best.InstanceType || has.CapacityType() != best.CapacityType() || has.DiskBytes != best.DiskBytes {
 		return false
 	}
-	return slices.ContainsFunc(r.Offerings, func(o Offering) bool { return keyOf(o) == keyOf(has) })
+	return slices.ContainsFunc(r.Offerings, func(o Offering) bool { return o.Key() == has.Key() })
 }
 
 // findLocked returns the standby cell that fits a request best: one that is ready,

@@ -59,7 +59,7 @@ var _ Observer = (*Mirror)(nil)
 
 // Mirrored are the cells of a Mirror.
 type Mirrored interface {
-	// WaitsFor says what a cell waits for.
+	// WaitsFor returns what a cell waits for.
 	WaitsFor(id string) string
 	// CurrentImage returns what a cell would boot if it were launched now; "" where that is not known.
 	CurrentImage(ctx context.Context, cell Cell) (string, error)
@@ -75,7 +75,7 @@ type Copies interface {
 	CopiesOn(id string) []daemonsets.Copy
 }
 
-// MirrorConfig says of which Kip a mirror's cells are.
+// MirrorConfig names the Kip whose cells a mirror shows.
 type MirrorConfig struct {
 	Node, ControllerID, Version string
 	Image                       map[string]string // Options.Image of cells that are requested now

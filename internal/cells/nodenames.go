@@ -4,7 +4,7 @@ import (
 	"cmp"
 )
 
-// nodeNames says of which virtual nodes cells are.
+// nodeNames knows the virtual nodes of cells.
 type nodeNames struct {
 	nodes Nodes  // nil for one
 	one   string // that of cells whose record says none

@@ -63,8 +63,8 @@ type notices struct {
 	interruptions *interruptions
 	events        *reporter
 
-	mu   sync.Mutex // of what all cells said of themselves
-	said perCell[ownNotice]
+	mu  sync.Mutex // of what all cells said of themselves
+	own perCell[ownNotice]
 }
 
 // ownNotice is what a cell said of itself.
@@ -78,7 +78,7 @@ func (s *notices) allow(e *entry) bool {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := s.said.of(e)
+	own := s.own.of(e)
 	if !own.at.IsZero() && now.Sub(own.at) < agentapi.NoticePause {
 		return false
 	}
@@ -94,7 +94,7 @@ func (s *notices) accept(ctx context.Context, e *entry, n agentapi.Notice) error
 		return nil
 	}
 	if n.Kind == agentapi.NoticeAtRisk {
-		s.tellRisk(e)
+		s.reportRisk(e)
 		return nil
 	}
 	return s.interruptions.recordNotice(ctx, e, cloud.Interruption{
@@ -104,15 +104,15 @@ func (s *notices) accept(ctx context.Context, e *entry, n agentapi.Notice) error
 	}, true)
 }
 
-// tellRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing.
-func (s *notices) tellRisk(e *entry) {
+// reportRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing.
+func (s *notices) reportRisk(e *entry) {
 	cell := e.cell()
 	s.mu.Lock()
-	own := s.said.of(e)
-	told := own.atRisk
+	own := s.own.of(e)
+	reported := own.atRisk
 	own.atRisk = true
 	s.mu.Unlock()
-	if !told && cell.Pod.UID != "" {
+	if !reported && cell.Pod.UID != "" {
 		s.events.report(cell, events.NewRebalanceRecommended(e.id))
 	}
 }

@@ -127,6 +127,6 @@ func (all observers) PartDeleted(err error) {
 type Shortages interface {
 	// Mark notes that the cloud did not serve an offering, and its answer.
 	Mark(o Offering, answer error)
-	// Unavailable says that an offering is known not to be served now.
+	// Unavailable reports whether an offering is known not to be served now.
 	Unavailable(o Offering) bool
 }

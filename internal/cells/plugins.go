@@ -19,7 +19,7 @@ import (
 // changes: a mount may live in the plugin's processes.
 type Plugin struct {
 	Driver string `json:"driver"`
-	// Beside says that the plugin runs as a copy of its DaemonSet's pod: Pod is empty.
+	// Beside reports whether the plugin runs as a copy of its DaemonSet's pod: Pod is empty.
 	Beside bool `json:"beside,omitempty"`
 	// Pod is the static pod, as in agentapi.Plugin.
 	Pod json.RawMessage `json:"pod,omitempty"`
@@ -33,7 +33,7 @@ const pluginSilence = 20 * time.Second
 type plugins struct {
 	loop   *loop
 	agents *asking
-	waits  *waits
+	waits  *bindWaits
 	cells  perCell[pluginsState] // of their workers
 }
 

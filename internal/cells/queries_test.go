@@ -82,15 +82,15 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
 		e.session, e.launching = agentSession{link{up: true}}, phase == apiv1.Requested || phase == apiv1.Launching
 		c.core.table.byID[e.id] = e
-		c.shared.waits.note(t.Context(), e, reported{"Reason", "a disk"})
+		c.shared.waits.note(t.Context(), e, lastReport{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {
 			t.Errorf("a cell that is %s waits for %q, want %q", phase, got, want)
 		}
 		seen.n = 0
-		if c.shared.waits.note(t.Context(), e, reported{"Reason", "a disk"}) || seen.n != 0 {
+		if c.shared.waits.note(t.Context(), e, lastReport{"Reason", "a disk"}) || seen.n != 0 {
 			t.Errorf("observers are told %d times of what is known", seen.n)
 		}
-		if !c.shared.waits.note(t.Context(), e, reported{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
+		if !c.shared.waits.note(t.Context(), e, lastReport{}) || seen.n != 1 || phase == apiv1.Ready && c.WaitsFor(e.id) != "" {
 			t.Errorf("observers are told %d times that the wait is over, want once; it waits for %q", seen.n, c.WaitsFor(e.id))
 		}
 	}

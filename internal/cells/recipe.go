@@ -14,7 +14,7 @@ import (
 type CloudInit interface {
 	// Digest names the content that counts for the next launch, which is stored; "" for none.
 	Digest() string
-	// NeedsLogin says that that content has users, or their keys.
+	// NeedsLogin reports whether that content has users, or their keys.
 	NeedsLogin() bool
 	// Document returns a content by its digest.
 	Document(ctx context.Context, digest string) ([]byte, error)

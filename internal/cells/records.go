@@ -172,8 +172,8 @@ func (r *records) checkOutcomeUnknown(ctx context.Context, e *entry, launch stri
 	return nil
 }
 
-// tell tells observers of a cell whose record is the same. The changes of a cell are told in their order.
-func (r *records) tell(ctx context.Context, e *entry) {
+// notify tells observers of a cell whose record is the same. The changes of a cell are told in their order.
+func (r *records) notify(ctx context.Context, e *entry) {
 	lockWriting(ctx, e)
 	defer e.writing.Unlock()
 	r.observers.CellChanged(*e.cell())

@@ -16,7 +16,7 @@ type refusalReports struct {
 	events    *reporter
 	listening *listening
 
-	told perCell[dedup] // of the one that checks
+	reported perCell[dedup] // of the one that checks
 
 	mu   sync.Mutex
 	last refusals
@@ -29,12 +29,12 @@ func (s *refusalReports) act(refused refusals, cells []silence, now time.Time) {
 	was := s.last
 	s.last = refused
 	s.mu.Unlock()
-	if is := refused.said(); (is != "") != (was.said() != "") {
+	if is := refused.summary(); (is != "") != (was.summary() != "") {
 		s.loop.log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", refused.of,
 			"why", is)
 	}
-	if refused.said() == "" {
-		s.tellRefusing(cells, now)
+	if refused.summary() == "" {
+		s.reportRefusing(cells, now)
 	}
 	if refused.cells > refused.of-refused.cells && s.beganAfter(refused.term) {
 		s.loop.fail(ErrBehindTime)
@@ -70,15 +70,15 @@ func (r *refusals) add(refusal error) {
 	r.rotated++
 }
 
-// refusalTellAfter is how long a cell refuses this process before its pod's owner is told: longer than another Kip takes to
+// refusalReportAfter is how long a cell refuses this process before its pod's owner is told: longer than another Kip takes to
 // give way.
-const refusalTellAfter = 2 * time.Minute
+const refusalReportAfter = 2 * time.Minute
 
-// tellRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
+// reportRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
 // store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
-func (s *refusalReports) tellRefusing(cells []silence, now time.Time) {
+func (s *refusalReports) reportRefusing(cells []silence, now time.Time) {
 	for _, one := range cells {
-		if why := one.e.session.refusal(); why != nil && s.told.of(one.e).note(events.CellRefuses, now) {
+		if why := one.e.session.refusal(); why != nil && s.reported.of(one.e).note(events.CellRefuses, now) {
 			s.events.report(one.e.cell(), events.NewCellRefuses(one.e.id, now.Sub(one.since), why))
 		}
 	}
@@ -87,10 +87,10 @@ func (s *refusalReports) tellRefusing(cells []silence, now time.Time) {
 // refusalsLeast is how many cells are believed at least that Kip is not obeyed.
 const refusalsLeast = 2
 
-// said is what the cells say of this Kip, if most of them do. A Kip that is followed, and a
+// summary is what the cells say of this Kip, if most of them do. A Kip that is followed, and a
 // store that is older than a rotation, are refused by all cells that the store knows, but for
 // new ones. What a few say, their roots may have made up.
-func (r refusals) said() string {
+func (r refusals) summary() string {
 	if n := r.cells + r.rotated; n < refusalsLeast || n <= r.of-n {
 		return ""
 	}
@@ -103,12 +103,12 @@ func (r refusals) said() string {
 		r.cells, r.of, r.term)
 }
 
-// refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
+// refused returns why most cells, which are well, do not obey this Kip; "" if they do. They are
 // not lost.
 func (s *refusalReports) refused() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.last.said()
+	return s.last.summary()
 }
 
 // ErrBehindTime ends Run: the clock was behind when this process began, and has been set since.

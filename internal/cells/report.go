@@ -22,17 +22,17 @@ func (r *reporter) report(cell *Cell, e events.Event) {
 	r.pods.Event(cell.Pod, e)
 }
 
-// tellEnd reports on the pod of an end; in the log, where it has none.
-func (r *reporter) tellEnd(end guard.End, e events.Event) {
+// reportEnd reports on the pod of an end; in the log, where it has none.
+func (r *reporter) reportEnd(end guard.End, e events.Event) {
 	r.log.Warn(e.Message, "instance", end.Instance, "cell", end.Cell, "pod", end.Pod.String(), "reason", e.Reason)
 	if end.Pod.UID != "" {
 		r.pods.Event(end.Pod, e)
 	}
 }
 
-// tellHeld reports an end that the guard holds back.
-func (r *reporter) tellHeld(end guard.End, why *guard.HeldError) {
-	r.tellEnd(end, events.NewEndHeldBack(end.Instance, end.Why, why.Text, why.Reason != guard.ByStore))
+// reportHeld reports an end that the guard holds back.
+func (r *reporter) reportHeld(end guard.End, why *guard.HeldError) {
+	r.reportEnd(end, events.NewEndHeldBack(end.Instance, end.Why, why.Text, why.Reason != guard.ByStore))
 }
 
 // nodeReporter tells the operator, on Kip's virtual node, what holds up launches.

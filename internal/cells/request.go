@@ -22,12 +22,12 @@ type Request struct {
 	// Seen is when Kip first saw the pod, and Created when it was created, by the API
 	// server's clock; zero where that is not known.
 	Seen, Created time.Time
-	// Arrived says that the pod came to its node after this process had listed the pods there, and that
+	// Arrived reports whether the pod came to its node after this process had listed the pods there, and
 	// nothing had run it then: no other Kip can have launched a cell for it.
 	Arrived bool
 	// Offerings come best first; there is at least one. The cell is launched by those that its namespace can pay.
 	Offerings []Offering
-	// RuledOut says why other types are none, for people.
+	// RuledOut is why other types are none, for people.
 	RuledOut []apiv1.RuledOut
 	Wants
 	// Options are what a cell for it is launched with.
@@ -114,9 +114,9 @@ func (s *requests) affords(ctx context.Context, r Request) (over error) {
 // best are the offerings that people are shown.
 func (r Request) best() []Offering { return r.Offerings[:min(len(r.Offerings), apiv1.MaxCandidates)] }
 
-// ErrHasCell says that the pod has a cell: it has at most one at a time.
+// ErrHasCell reports that the pod has a cell: it has at most one at a time.
 var ErrHasCell = errors.New("the pod has a cell already")
 
-// ErrConnecting says that Kip has begun a moment ago, and has yet to connect to a standby cell that the
+// ErrConnecting reports that Kip has begun a moment ago, and has yet to connect to a standby cell that the
 // pod may be given. It is to be requested again soon.
 var ErrConnecting = errors.New("connecting to standby cells that the pod may be given")

@@ -8,6 +8,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/offering"
 )
 
 const (
@@ -23,17 +24,17 @@ type rights struct {
 	events *reporter
 	calls  *pipe.Pipe
 
-	pause rightsPause
+	breaker rightsBreaker
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
-	denied map[offeringKey]bool
-	told   perCell[bool] // that launches are paused
+	denied   map[offering.Key]bool
+	reported perCell[bool] // that launches are paused
 }
 
-// rightsPause is a time without launches, since the cloud says that Kip has no right to
+// rightsBreaker is a time without launches, since the cloud says that Kip has no right to
 // them. Cells that run are left alone.
-type rightsPause struct {
-	pause
+type rightsBreaker struct {
+	breaker
 	since time.Time // zero while there is none
 	all   bool      // it is of the account, and not of launches alone
 }
@@ -45,22 +46,22 @@ const deniedTypes = 3
 // noteDeniedLocked notes an offering that Kip has no right to. It reports whether Kip is taken to have a right
 // to none: of what was launched since the last that Kip might, types and subnets differ. The
 // caller holds table.mu.
-func (s *rights) noteDeniedLocked(o offeringKey) bool {
+func (s *rights) noteDeniedLocked(o offering.Key) bool {
 	types, subnets := map[string]bool{}, map[[2]string]bool{}
 	s.denied[o] = true
 	for o := range s.denied {
-		types[o.instanceType], subnets[[2]string{o.zone, o.subnet}] = true, true
+		types[o.InstanceType], subnets[[2]string{o.Zone, o.Subnet}] = true, true
 	}
 	return len(types) >= deniedTypes || len(types) > 1 && len(subnets) > 1
 }
 
 // noteAnswer learns from the answer to a launch of an offering whether Kip may launch.
-func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
+func (s *rights) noteAnswer(o offering.Key, results cloud.LaunchResults) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
-	was := s.pause.since
+	was := s.breaker.since
 	s.learnLocked(o, results, now)
-	is, why := s.pause.since, s.pause.why
+	is, why := s.breaker.since, s.breaker.why
 	s.table.mu.Unlock()
 	switch {
 	case was.IsZero() && !is.IsZero():
@@ -72,22 +73,22 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 }
 
 // learnLocked begins a pause of launches, or ends it. The caller holds table.mu.
-func (s *rights) learnLocked(o offeringKey, results cloud.LaunchResults, now time.Time) {
+func (s *rights) learnLocked(o offering.Key, results cloud.LaunchResults, now time.Time) {
 	allowed := false
 	for _, r := range results {
 		switch {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
-			first := s.pause.since.IsZero()
+			first := s.breaker.since.IsZero()
 			// Reservations are resources of their own, and come before all else.
-			if first && denied(r.Err) && (o.reservation != "" || !s.noteDeniedLocked(o)) {
+			if first && denied(r.Err) && (o.Reserved() || !s.noteDeniedLocked(o)) {
 				return
 			}
 			if first {
-				s.pause = rightsPause{since: now}
+				s.breaker = rightsBreaker{since: now}
 			}
-			s.pause.why, s.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
-			if first || s.pause.probe != "" {
-				s.pause.extendLocked(now, s.loop.random, firstPause, longestPause)
+			s.breaker.why, s.breaker.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
+			if first || s.breaker.probe != "" {
+				s.breaker.extendLocked(now, s.loop.random, firstPause, longestPause)
 			}
 			return
 		case errors.Is(r.Err, cloud.ErrStale): // the cloud looks for what is not there before it checks the rights
@@ -96,8 +97,8 @@ func (s *rights) learnLocked(o offeringKey, results cloud.LaunchResults, now tim
 			clear(s.denied)
 		}
 	}
-	if allowed && !s.pause.since.IsZero() {
-		s.pause = rightsPause{}
+	if allowed && !s.breaker.since.IsZero() {
+		s.breaker = rightsBreaker{}
 		s.wakeRequestedLocked()
 	}
 }
@@ -105,17 +106,17 @@ func (s *rights) learnLocked(o offeringKey, results cloud.LaunchResults, now tim
 // delayLocked returns done if a cell may be launched, as far as Kip's rights go; else how long it waits for these. The caller holds
 // table.mu.
 func (s *rights) delayLocked(e *entry) (got progress, report func()) {
-	if s.pause.since.IsZero() {
+	if s.breaker.since.IsZero() {
 		return done, nil
 	}
 	now := s.loop.clock.Now()
-	left := s.pause.leftLocked(e, now, s.isProbedLocked(now))
+	left := s.breaker.leftLocked(e, now, s.isProbedLocked(now))
 	if left == 0 {
 		return done, nil
 	}
-	told, why := s.told.of(e), s.pause.why
-	news := !*told
-	*told = true
+	reported, why := s.reported.of(e), s.breaker.why
+	news := !*reported
+	*reported = true
 	return waitFor("Kip's rights in the cloud", left), func() {
 		if news {
 			s.events.report(e.cell(), events.NewLaunchesPaused(why))
@@ -127,8 +128,8 @@ func (s *rights) delayLocked(e *entry) (got progress, report func()) {
 // rights. The caller holds table.mu.
 func (s *rights) markProbeLocked(e *entry) {
 	now := s.loop.clock.Now()
-	if !s.pause.since.IsZero() && !s.isProbedLocked(now) {
-		s.pause.probe, s.pause.probing = e.id, now.Add(callTimeout)
+	if !s.breaker.since.IsZero() && !s.isProbedLocked(now) {
+		s.breaker.probe, s.breaker.probing = e.id, now.Add(callTimeout)
 	}
 }
 
@@ -136,7 +137,7 @@ func (s *rights) markProbeLocked(e *entry) {
 func (s *rights) delayStart(e *entry) progress {
 	s.table.mu.Lock()
 	got, report := done, func() {}
-	if s.pause.all {
+	if s.breaker.all {
 		if got, report = s.delayLocked(e); got == done {
 			report = func() {}
 			s.markProbeLocked(e)
@@ -150,15 +151,15 @@ func (s *rights) delayStart(e *entry) progress {
 // passProbeLocked wakes the other cells if this one was the probe and is no longer: one of them becomes the probe. The caller holds
 // table.mu.
 func (s *rights) passProbeLocked(e *entry) {
-	if s.pause.probe == e.id && !s.isProbedLocked(s.loop.clock.Now()) {
-		s.pause.probe = ""
+	if s.breaker.probe == e.id && !s.isProbedLocked(s.loop.clock.Now()) {
+		s.breaker.probe = ""
 		s.wakeRequestedLocked()
 	}
 }
 
 // isProbedLocked reports whether a probe is on its way. The caller holds table.mu.
 func (s *rights) isProbedLocked(now time.Time) bool {
-	return s.pause.isProbedLocked(s.table, now, func(e *entry) bool {
+	return s.breaker.isProbedLocked(s.table, now, func(e *entry) bool {
 		switch cell := e.cell(); cell.Phase {
 		case apiv1.Requested:
 			// One whose launch had labels goes once more, without: the answer said nothing of Kip's rights, and the next cell's

@@ -9,12 +9,13 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/offering"
 	"k8s.io/utils/clock"
 )
 
 // rights returns what knows whether Kip may launch.
 func (b *bench) rights() *rights {
-	return &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+	return &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offering.Key]bool{}}
 }
 
 // send returns how long a cell has to wait for Kip's rights, and reports why; 0 if its launch is sent.
@@ -37,19 +38,19 @@ func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 		table:  newTable(),
 		loop:   &loop{clock: clock.RealClock{}, log: slog.New(slog.DiscardHandler)},
 		calls:  pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}),
-		denied: map[offeringKey]bool{},
+		denied: map[offering.Key]bool{},
 	}
 	no := func(cause cloud.Cause) cloud.LaunchResults {
 		return cloud.NotLaunched(1, cloud.No(cause, cloud.Scope{Account: true}, errors.New("no")))
 	}
-	paused := func() bool { return !s.pause.since.IsZero() }
-	s.noteAnswer(offeringKey{}, no(cloud.ErrUnauthorised))
+	paused := func() bool { return !s.breaker.since.IsZero() }
+	s.noteAnswer(offering.Key{}, no(cloud.ErrUnauthorised))
 	for _, cause := range []cloud.Cause{cloud.ErrStale, cloud.ErrNotYet, cloud.ErrThrottled} {
-		if s.noteAnswer(offeringKey{}, no(cause)); !paused() {
+		if s.noteAnswer(offering.Key{}, no(cause)); !paused() {
 			t.Fatalf("%q is taken for a right to launch", cause)
 		}
 	}
-	if s.noteAnswer(offeringKey{}, no(cloud.ErrCapacity)); paused() {
+	if s.noteAnswer(offering.Key{}, no(cloud.ErrCapacity)); paused() {
 		t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
 	}
 }
@@ -81,7 +82,7 @@ func TestOneCellAtATimeShowsWhetherKipHasItsRights(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.rights()
-		s.pause = rightsPause{pause: pause{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
+		s.breaker = rightsBreaker{breaker: breaker{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
 		group := b.requested("c", "d")
 		if wait := s.send(group[0]); wait != 0 || !group[0].launching {
 			t.Fatalf("%s: the probe waits %s, its group's %t", name, wait, group[0].launching)
@@ -99,10 +100,10 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 	b := newBench(t)
 	s := b.rights()
 	no := cloud.NotLaunched(1, cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("no")))
-	s.noteAnswer(offeringKey{}, no)
+	s.noteAnswer(offering.Key{}, no)
 	e := b.requested("c")[0]
 	for _, want := range []time.Duration{firstPause, 2 * firstPause} {
-		s.noteAnswer(offeringKey{}, no) // of a launch that was under way
+		s.noteAnswer(offering.Key{}, no) // of a launch that was under way
 		if wait := s.send(e); wait != want || e.launching {
 			t.Fatalf("it waits %s, want %s", wait, want)
 		}
@@ -110,7 +111,7 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 		if wait := s.send(e); wait != 0 || !e.launching {
 			t.Fatalf("the probe waits %s", wait)
 		}
-		s.noteAnswer(offeringKey{}, no)
+		s.noteAnswer(offering.Key{}, no)
 		e.giveBackLocked()
 	}
 }
@@ -118,7 +119,7 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 func TestTheOthersAreCheckedWhenTheProbeIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	s := b.rights()
-	s.pause = rightsPause{pause: pause{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
+	s.breaker = rightsBreaker{breaker: breaker{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
 	group := b.requested("c", "d")
 	s.send(group[0])
 	if s.passProbeLocked(group[0]); len(b.woken()) > 0 {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// lacksRoom says that a machine with a room, if that is known, is too small for what a pod needs.
+// lacksRoom reports whether a machine with a room, if that is known, is too small for what a pod needs.
 func lacksRoom(room, needs catalog.Resources, reserved int64) bool {
 	if room.None() || needs.None() {
 		return false

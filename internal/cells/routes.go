@@ -16,7 +16,7 @@ const (
 	removesRoutes = "unroute"
 )
 
-// routed says that the cloud leads networks to the cell's instance, or may.
+// routed reports whether the cloud leads networks to the cell's instance, or may.
 func routed(c *pipe.Pipe, cell *Cell) bool {
 	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.Optional().Router != nil
 }
@@ -26,7 +26,7 @@ type routes struct {
 	table *table
 	loop  *loop
 	calls *pipe.Pipe
-	waits *waits
+	waits *bindWaits
 	cells perCell[routesState] // of their workers
 }
 

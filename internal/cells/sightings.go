@@ -69,24 +69,24 @@ const hiddenAge, hiddenLists = 5 * time.Minute, 3
 
 // hidden is since when, and how often, a list lacked an instance that is alive.
 type hidden struct {
-	since time.Time
-	lists int
-	told  bool
+	since    time.Time
+	lists    int
+	reported bool
 }
 
-// counts says that the instance is hidden for so long that it is no fault of a list.
+// counts reports whether the instance is hidden for so long that it is no fault of a list.
 func (h hidden) counts(began time.Time) bool {
 	return h.lists >= hiddenLists && began.Sub(h.since) >= hiddenAge
 }
 
 // note notes that a list lacked the instance. It returns true once, when the list counts no more for that.
-func (h *hidden) note(began time.Time) (tell bool) {
+func (h *hidden) note(began time.Time) (isNews bool) {
 	if h.lists++; h.lists == 1 {
 		h.since = began
 	}
-	tell = !h.told && h.counts(began)
-	h.told = h.told || tell
-	return tell
+	isNews = !h.reported && h.counts(began)
+	h.reported = h.reported || isNews
+	return isNews
 }
 
 // absent is a cell whose instance a snapshot does not show though it covers its zone.

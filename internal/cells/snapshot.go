@@ -22,10 +22,10 @@ type snapshot struct {
 	lostOrphans []string
 	// missing are the zones that it does not cover. If looked is not nil, it covers no others than these.
 	missing, looked []string
-	// wrong says that it lacks the instance of a cell that was heard a short while
+	// wrong reports whether it lacks the instance of a cell that was heard a short while
 	// ago. That it lacks others proves nothing then.
 	wrong bool
-	// lacks says that it does not show all instances of cells that it should: then it
+	// lacks reports whether it does not show all instances of cells that it should: then it
 	// does not show either what no cell names yet.
 	lacks bool
 	// hides are instances that lists do not show, and that are alive: they are told of once.
@@ -37,12 +37,12 @@ type snapshot struct {
 	ended map[string]bool
 }
 
-// covers says that the snapshot would show an instance of the zone.
+// covers reports whether the snapshot would show an instance of the zone.
 func (l snapshot) covers(zone string) bool {
 	return cloud.Listing{Missing: l.missing, Looked: l.looked}.Covers(zone)
 }
 
-// complete says that the snapshot shows all instances, as far as Kip can tell.
+// complete reports whether the snapshot shows all instances, as far as Kip can tell.
 func (l snapshot) complete() bool {
 	return !l.began.IsZero() && len(l.missing) == 0 && !l.lacks
 }

@@ -46,7 +46,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	case err != nil:
 		return s.failures.noteStartRefusal(e, err), nil
 	}
-	s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
+	s.rights.noteAnswer(e.cell().Offering().Key(), cloud.LaunchResults{{}})
 	return done, s.records.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
@@ -83,7 +83,7 @@ type startFailures struct {
 func (s *startFailures) noteStartRefusal(e *entry, err error) progress {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
-		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
+		s.rights.noteAnswer(e.cell().Offering().Key(), cloud.LaunchResults{{Err: err}})
 		return waitFor("Kip's rights in the cloud", max(s.rights.delayStart(e).again, firstRetry))
 	}
 	tries := s.tries.of(e)

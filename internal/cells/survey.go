@@ -70,7 +70,7 @@ func (s *surveys) surveyLocked(now time.Time) survey {
 			if since.IsZero() {
 				*since = now
 			}
-			if phase == apiv1.Bound && now.Sub(*since) >= refusalTellAfter {
+			if phase == apiv1.Bound && now.Sub(*since) >= refusalReportAfter {
 				found.refusing = append(found.refusing, silence{e, *since})
 			}
 			continue // it is heard

@@ -40,7 +40,7 @@ func TestASurveyFindsWhoIsSilentAndWhoRefusesKip(t *testing.T) {
 	if all := found.counts[location{}]; all != (silentCount{bounded: 3, silent: 1}) || len(found.disrupted) != 0 {
 		t.Errorf("of %+v, disrupted %v", all, found.disrupted)
 	}
-	b.clock.Step(refusalTellAfter)
+	b.clock.Step(refusalReportAfter)
 	if found = s.check(b.clock.Now(), nil); len(found.refusing) != 1 || found.refusing[0].e.id != "refuses" {
 		t.Errorf("for long it is refused by %d", len(found.refusing))
 	}

@@ -64,17 +64,17 @@ func (s *terminateAnswers) note(ctx context.Context, t *termination, err error) 
 	if err == nil {
 		s.inventory.askAnew(t.end.Instance) // before it is noted that lists may lack it
 	}
-	tell := s.terminations.note(t, err)
+	isNews := s.terminations.note(t, err)
 	if refusedWrite(err) {
 		s.loop.fail(err) // another leads
 		return
 	}
 	switch {
 	case err == nil:
-	case isHeld && tell:
-		s.events.tellHeld(t.end, held)
-	case tell:
-		s.events.tellEnd(t.end, events.NewCellNotTerminated(t.end.Instance, err))
+	case isHeld && isNews:
+		s.events.reportHeld(t.end, held)
+	case isNews:
+		s.events.reportEnd(t.end, events.NewCellNotTerminated(t.end.Instance, err))
 	}
 	if t.cell == nil {
 		if !isHeld {

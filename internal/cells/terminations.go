@@ -26,7 +26,7 @@ type termination struct {
 	accepted time.Time // when the cloud accepted it; zero before
 	tries    int       // that failed
 	next     time.Time // no call is made before
-	told     dedup
+	reported dedup
 }
 
 // terminations are those of instances that are under way, by these.
@@ -78,7 +78,7 @@ func (t *termination) dueLocked(now time.Time, shown snapshot) bool {
 const firstEndRetry, longestEndRetry = time.Second, time.Minute
 
 // note notes the answer of the cloud, or of the guard, to a call that terminates an instance. It reports whether that is to be told.
-func (s *terminations) note(t *termination, err error) (tell bool) {
+func (s *terminations) note(t *termination, err error) (isNews bool) {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,11 +90,11 @@ func (s *terminations) note(t *termination, err error) (tell bool) {
 		return false
 	case isHeld:
 		t.next = now.Add(min(held.After, idlePoll))
-		return t.told.note(string(held.Reason), now)
+		return t.reported.note(string(held.Reason), now)
 	}
 	t.tries++
 	t.next = now.Add(max(retryAfter(err), s.random.After(t.tries, firstEndRetry, longestEndRetry)))
-	return t.told.note("failed "+string(cloud.CauseOf(err)), now)
+	return t.reported.note("failed "+string(cloud.CauseOf(err)), now)
 }
 
 // forget forgets the termination of an instance.

@@ -54,7 +54,7 @@ func (s *totalCosts) byNamespace() map[string]Amount {
 
 // spent is Controller.Spent.
 func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error {
-	tell := func(entries []costs.Entry) {
+	pass := func(entries []costs.Entry) {
 		for _, e := range entries {
 			e.Each(first, last, func(d costs.Day, a costs.Amount) { each(e.Key, d, a) })
 		}
@@ -65,7 +65,7 @@ func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func
 	if err != nil {
 		return fmt.Errorf("read what was spent: %w", err)
 	}
-	tell(now)
+	pass(now)
 	// What has ended before a day has cost nothing on it. The last day that was written is one of
 	// the future where a clock was ahead once.
 	for day := max(first, begun); day < min(written, today+2); day++ {
@@ -73,7 +73,7 @@ func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func
 		if _, err := s.store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
 			return fmt.Errorf("read what was spent: %w", err)
 		}
-		tell(entries)
+		pass(entries)
 	}
 	return nil
 }

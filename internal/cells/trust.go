@@ -27,7 +27,7 @@ const (
 // trusting is how far a cell is in being told of Kip's CA, in this process.
 type trusting struct {
 	now bool // it is being told
-	// forgot says that it was found by the CA from before, whatever its record says: its
+	// forgot reports whether it was found by the CA from before, whatever its record says: its
 	// agent has lost what it was told. It stays set until the agent is told again, whatever the cell says meanwhile.
 	forgot bool
 	failed int
@@ -80,12 +80,12 @@ func (s *trust) run(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		s.loop.watchdog.Track(ctx, "authorities", s.tellSome)
+		s.loop.watchdog.Track(ctx, "authorities", s.updateSome)
 	}
 }
 
-// tellSome begins to tell those that are due, a bounded number at a time.
-func (s *trust) tellSome(ctx context.Context) {
+// updateSome begins to tell those that are due, a bounded number at a time.
+func (s *trust) updateSome(ctx context.Context) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -110,13 +110,13 @@ func (s *trust) tellSome(ctx context.Context) {
 		begun++
 		state.now = true
 		session := e.session
-		s.loop.spawn(ctx, "trust", func(ctx context.Context) { s.tell(ctx, e, session) })
+		s.loop.spawn(ctx, "trust", func(ctx context.Context) { s.update(ctx, e, session) })
 	}
 }
 
-// tell has one cell trust Kip's CAs and no others. That it did is stored when it has
+// update has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
-func (s *trust) tell(ctx context.Context, e *entry, session agentSession) {
+func (s *trust) update(ctx context.Context, e *entry, session agentSession) {
 	err := s.agents.within(ctx, e, trustTimeout, session.trust)
 	if err == nil {
 		err = s.records.save(ctx, e, func(cell *Cell) error {
@@ -182,7 +182,7 @@ func (s *trust) unmovedOfLocked(entries []*entry) (all []Unmoved) {
 	return all
 }
 
-// unmovedForLocked says what a cell waits for that is to be moved. The caller holds table.mu.
+// unmovedForLocked returns what a cell waits for that is to be moved. The caller holds table.mu.
 func (s *trust) unmovedForLocked(e *entry) string {
 	state := s.cells.of(e)
 	switch cell := e.cell(); {
@@ -224,7 +224,7 @@ func ShownUnmoved(all []Unmoved) string {
 	return hex.EncodeToString(hash.Sum(nil)[:6])
 }
 
-// ErrOtherUnmoved says that nobody has decided on what would end now.
+// ErrOtherUnmoved reports that nobody has decided on what would end now.
 var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are others than those that were shown: look again")
 
 // endUnmoved is Controller.EndUnmoved.
@@ -242,7 +242,7 @@ func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !s.ends.beginLocked(e, end(e)) })
 	s.table.mu.Unlock()
 	for _, e := range entries {
-		s.ends.tell(e, end(e))
+		s.ends.report(e, end(e))
 	}
 	return all, nil
 }

@@ -27,7 +27,7 @@ func (s *unresolved) conclude(group []*entry, failure error) []*outcome {
 		as = isRefused
 		waiting, refused = byOtherArch(group, failure)
 	} else if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.rights.noteAnswer(keyOf(offering), results)
+		s.rights.noteAnswer(offering.Key(), results)
 	}
 	if len(waiting) > 0 {
 		s.wait(waiting, failure)

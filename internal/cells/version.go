@@ -11,7 +11,7 @@ import (
 // maxVersions bounds the versions of agents that are remembered; then all are told again.
 const maxVersions = 100
 
-// agentOfOther says that the cell's agent is of another version than Kip's, and none that the
+// agentOfOther reports whether the cell's agent is of another version than Kip's, and none that the
 // operator has named for it (cells.itzo). A Kip without a version, "", compares none.
 func (c *Cell) agentOfOther(kip string) bool {
 	return kip != "" && c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
@@ -35,27 +35,27 @@ type versions struct {
 	node nodeReporter
 	own  string // Kip's
 
-	mu   sync.Mutex
-	told map[launchKind]bool // that the node was told of
+	mu       sync.Mutex
+	reported map[launchKind]bool // that the node was told of
 }
 
-// tell tells the node of an agent of another version than Kip's, once of each image. The cell
+// report tells the node of an agent of another version than Kip's, once of each image. The cell
 // goes on: what the two say to each other is understood by neighbouring releases, and what is not
 // known to one of them is refused by name.
-func (s *versions) tell(e *entry) {
+func (s *versions) report(e *entry) {
 	cell := e.cell()
 	if !s.node.listens() || !cell.agentOfOther(s.own) {
 		return
 	}
 	of := agentKind(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)
 	s.mu.Lock()
-	told := s.told[of]
-	if !told && len(s.told) >= maxVersions {
-		clear(s.told)
+	reported := s.reported[of]
+	if !reported && len(s.reported) >= maxVersions {
+		clear(s.reported)
 	}
-	s.told[of] = true
+	s.reported[of] = true
 	s.mu.Unlock()
-	if told {
+	if reported {
 		return
 	}
 	s.node.report(events.NewAgentVersionDiffers(e.id, cell.AgentRuns.Version, s.own))

@@ -1,6 +1,9 @@
 package cells
 
-import "github.com/elotl/kip/internal/agentlimit"
+import (
+	"github.com/elotl/kip/internal/agentlimit"
+	"github.com/elotl/kip/internal/offering"
+)
 
 // The parts of a Controller are made in groups: core, shared, upkeep (wireupkeep.go), links (wirelinks.go), endSteps (wireend.go), machines
 // (wiremachines.go), launchSteps (wirelaunch.go) and oversight (wireoversight.go). Each group is made of those before it. A group names the
@@ -106,7 +109,7 @@ type shared struct {
 	lostCells *lostCells
 	lost      *lostInstances
 	versions  *versions
-	waits     *waits
+	waits     *bindWaits
 	routes    *routes
 }
 
@@ -138,7 +141,7 @@ func newShared(cfg Config, c core) shared {
 		blockers:  blockers,
 		shortages: cfg.Shortages,
 	}
-	waits := &waits{
+	waits := &bindWaits{
 		table:   c.table,
 		loop:    c.loop,
 		records: c.records,
@@ -149,7 +152,7 @@ func newShared(cfg Config, c core) shared {
 		listening: listening,
 		nodeNames: &nodeNames{nodes: cfg.Nodes, one: cfg.NodeName},
 		costs:     &totalCosts{table: c.table, store: cfg.Store, ledger: c.ledger, meter: cfg.Meter, clock: cfg.Clock},
-		rights:    &rights{table: c.table, loop: c.loop, events: c.events, calls: cfg.Calls, denied: map[offeringKey]bool{}},
+		rights:    &rights{table: c.table, loop: c.loop, events: c.events, calls: cfg.Calls, denied: map[offering.Key]bool{}},
 		retries:   retries,
 		blockers:  blockers,
 		upgrades:  &upgrades{table: c.table, agents: c.agents, blockers: blockers, clock: cfg.Clock},
@@ -163,7 +166,7 @@ func newShared(cfg Config, c core) shared {
 			holds:     holds,
 			lostCells: lostCells,
 		},
-		versions: &versions{node: c.node, own: cfg.Version, told: map[launchKind]bool{}},
+		versions: &versions{node: c.node, own: cfg.Version, reported: map[launchKind]bool{}},
 		waits:    waits,
 		routes:   &routes{table: c.table, loop: c.loop, calls: cfg.Calls, waits: waits},
 	}

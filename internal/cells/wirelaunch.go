@@ -40,7 +40,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 		enqueuing: &enqueuing{
 			table:    c.table,
 			calls:    cfg.Calls,
-			pauses:   launchPauses{rights: s.rights, blockers: s.blockers},
+			breakers: launchBreakers{rights: s.rights, blockers: s.blockers},
 			launches: c.launches,
 			removals: e.removals,
 			preparations: preparations{table: c.table, list: []preparation{

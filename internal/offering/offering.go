@@ -110,7 +110,7 @@ func (o Offering) String() string {
 	return o.InstanceType + " in " + o.Zone
 }
 
-// Key is what shortages of capacity depend on.
+// Key is what a cloud tells offerings apart by, and what shortages of capacity depend on: its type, where it is, and how it is bought.
 type Key struct {
 	InstanceType, Zone string
 	// Subnet is empty where the cloud has none to choose from.
@@ -123,6 +123,9 @@ type Key struct {
 	// MilliCPU is the type's.
 	MilliCPU int64
 }
+
+// Reserved reports whether the offering is in a capacity reservation.
+func (k *Key) Reserved() bool { return k.Pool != "" && k.Pool != catalog.Dedicated }
 
 // KeyOf returns the key of a type as the catalogue sells it.
 func KeyOf(t *catalog.InstanceType, sold *catalog.Offering) Key {

@@ -56,7 +56,7 @@ func words(t LaunchType) string {
 	return map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "as dedicated instances"}[t]
 }
 
-// either says all launch types: "spot or on-demand".
+// either lists all launch types: "spot or on-demand".
 func either(types []LaunchType, words func(LaunchType) string) string {
 	all := make([]string, len(types))
 	for i, t := range types {

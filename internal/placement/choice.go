@@ -43,7 +43,7 @@ type choice struct {
 	most float64
 	// deviceless keeps reserved machines with GPUs for others: the pod asks for no device, and for no type by name.
 	deviceless bool
-	// private says that the machine has no public address.
+	// private reports whether the machine has no public address.
 	private bool
 	// besides are paid beside a machine: whose disk is chosen at launch, and whose is its own;
 	// paid is what of it is known.

@@ -27,7 +27,7 @@ func (p *Placer) Offerings(pod *corev1.Pod, unavailable func(offering.Key) bool)
 type Chosen struct {
 	// Offerings are as Offerings returns them.
 	Offerings []offering.Offering
-	// RuledOut says why types are not among them, by count.
+	// RuledOut is why types are not among them, by count.
 	RuledOut []Rejection
 	// Types is how many types are not ruled out. Of those that come last Offerings may have none.
 	Types int

@@ -15,15 +15,15 @@ import (
 type condition struct {
 	// keep removes, of some rows of a capacity type, those that do not pass. It is nil where no row can fail: see unsold.
 	keep func(c *choice, m *capacityType, rows set)
-	// slow says that keep looks at one row after the other: with fewer rows it is sooner done.
+	// slow reports whether keep looks at one row after the other: with fewer rows it is sooner done.
 	slow bool
-	// split says that the next condition would remove what this one does, too, in other words.
+	// split reports whether the next condition would remove what this one does, too, in other words.
 	split bool
 	// unsold reports, of a type without any row in the capacity types of a choice, whether it is so because of this. Optional.
 	unsold func(c *choice, typ int) bool
 	// words say of types that do not pass. They begin with a verb in the plural.
 	words func(c *choice) string
-	// of says how far these are from passing, "" where there is nothing to say. Optional.
+	// of returns how far these are from passing, "" where there is nothing to say. Optional.
 	of func(c *choice, ruledOut []int) string
 }
 
@@ -240,7 +240,7 @@ var priceConditions = []condition{
 	},
 }
 
-// largest says which of the types that are ruled out has the most of something, and how much.
+// largest returns which of the types that are ruled out has the most of something, and how much.
 func (c *choice) largest(ruledOut []int, size func(typ int) int64, text func(int64) string) string {
 	at := slices.MaxFunc(ruledOut, func(a, b int) int { return cmp.Compare(size(a), size(b)) })
 	if size(at) == 0 {
@@ -251,7 +251,7 @@ func (c *choice) largest(ruledOut []int, size func(typ int) int64, text func(int
 
 func countText(n int64) string { return fmt.Sprint(n) }
 
-// cheapest says what the cheapest of the types that are ruled out costs where it may be had.
+// cheapest returns what the cheapest of the types that are ruled out costs where it may be had.
 func (c *choice) cheapest(ruledOut []int) string {
 	least, name := math.Inf(1), ""
 	for _, typ := range ruledOut {
@@ -270,7 +270,7 @@ func (c *choice) cheapest(ruledOut []int) string {
 	return fmt.Sprintf("cheapest: %s for $%v", name, least)
 }
 
-// labelValues says which values the types that are ruled out have of the labels that the pod
+// labelValues returns which values the types that are ruled out have of the labels that the pod
 // asks for, the first three.
 func (c *choice) labelValues(ruledOut []int) string {
 	const most = 3

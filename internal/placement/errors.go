@@ -12,7 +12,7 @@ import (
 // whose value it cannot use. Only a change of the pod can mend it.
 type InvalidAnnotationError struct {
 	Annotation, Value string
-	// Allowed says what would be right; "" when the annotation is unknown.
+	// Allowed is what would be right; "" when the annotation is unknown.
 	Allowed string
 	// Why is what is wrong with a value of many parts. Optional.
 	Why error
@@ -58,7 +58,7 @@ func shortNames() []string {
 	return names
 }
 
-// UnplaceableError says why no instance type fits a pod, by counts. Only a change
+// UnplaceableError reports why no instance type fits a pod, by counts. Only a change
 // of the pod, the configuration or the catalogue can mend it.
 type UnplaceableError struct {
 	// Need is what the pod needs, for people: "cpu 64, memory 1Gi".
@@ -89,7 +89,7 @@ func (e *UnplaceableError) Error() string {
 	return fmt.Sprintf("needs %s: %s considered: %s", e.Need, types(e.Considered), strings.Join(why, ", "))
 }
 
-// NoCapacityError says that types fit a pod, but all of them are out of capacity
+// NoCapacityError reports that types fit a pod, but all of them are out of capacity
 // now. Waiting mends it.
 type NoCapacityError struct {
 	// Need is what the pod needs, for people.

@@ -18,12 +18,12 @@ type Limit struct {
 	InstanceTypes []string
 }
 
-// None says that nothing is limited.
+// None reports whether nothing is limited.
 func (l Limit) None() bool {
 	return len(l.Zones)+len(l.Archs)+len(l.LaunchTypes)+len(l.InstanceTypes) == 0
 }
 
-// String says what is left, for people: "zone a, spot".
+// String returns what is left, for people: "zone a, spot".
 func (l Limit) String() string {
 	var parts []string
 	add := func(name string, list []string) {

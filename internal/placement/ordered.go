@@ -105,7 +105,7 @@ func AndOrdered(value string, more []corev1.NodeSelectorRequirement) (string, er
 // choices are those of a pod, the preferred first.
 type choices []*choice
 
-// of says of which choice something is, for people; "" if there is one only.
+// of returns of which choice something is, for people; "" if there is one only.
 func (all choices) of(n int) string {
 	if len(all) == 1 {
 		return ""

@@ -49,7 +49,7 @@ type Config struct {
 	SpotSpread float64
 	// Rates are what is paid beside a machine; nil for nothing.
 	Rates *catalog.Rates
-	// PrivateIPOnly says that machines have no public address, where a pod does not say.
+	// PrivateIPOnly reports whether machines have no public address, where a pod does not say.
 	PrivateIPOnly bool
 	// SharedKernel says that machines run on the kernel of their host, which reserves no huge pages for one of them.
 	SharedKernel bool
@@ -65,7 +65,7 @@ type Placer struct {
 	archs, zones               []string            // what the indices in size and pricedOffering stand for
 	onDemand, spots, dedicated capacityType
 	patterns                   *patterns
-	// reservesDevices says that there is an offering that is forDevices.
+	// reservesDevices reports whether there is an offering that is forDevices.
 	reservesDevices bool
 	// byDefault is where pods that do not say how they are launched look.
 	byDefault []*capacityType
@@ -118,7 +118,7 @@ type pricedOffering struct {
 	price float64
 	zone  int
 	index int // in the type's Offerings
-	// forDevices says that it is in a reservation, and of a type with GPUs or other accelerators.
+	// forDevices reports whether it is in a reservation, and of a type with GPUs or other accelerators.
 	forDevices bool
 }
 

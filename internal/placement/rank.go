@@ -16,14 +16,14 @@ import (
 type Ranks struct {
 	// Of is the rank of each offering that was asked about, from 1; 0 of one that the pod does not ask for.
 	Of []int
-	// WhyNot says why nothing of each rank can be launched now; nil where something can.
+	// WhyNot is why nothing of each rank can be launched now; nil where something can.
 	WhyNot []error
 }
 
 // Standing is where a machine that a pod has stands among the pod's ranks.
 type Standing struct {
 	Rank, Of int
-	// WhyNot says why nothing of each better rank can be launched now; nil where something can.
+	// WhyNot is why nothing of each better rank can be launched now; nil where something can.
 	WhyNot []error
 	// MovesBack is when the pod is evicted if something better can be launched then; zero if it is not.
 	MovesBack time.Time

@@ -104,7 +104,7 @@ func (c *choice) ranked(r *row, of candidate) ranked {
 	}
 }
 
-// reserved says that a candidate, of a row's type, is in a reservation.
+// reserved reports whether a candidate, of a row's type, is in a reservation.
 func reserved(t *catalog.InstanceType, r *row, c candidate) bool {
 	return t.Offerings[r.offerings[c.offering].index].Reservation != ""
 }

@@ -59,7 +59,7 @@ func (s set) next(from int) int {
 	}
 }
 
-// ladder says which rows of a capacity type have how much of something.
+// ladder holds which rows of a capacity type have how much of something.
 type ladder struct {
 	amounts []int64 // ascending, each once
 	rows    []set   // of each amount, those that have as much or more

@@ -8,79 +8,79 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// waits tell what ready cells wait for before they are given their pods.
-type waits struct {
+// bindWaits report what ready cells wait for before they are given their pods.
+type bindWaits struct {
 	table   *table
 	loop    *loop
 	records *records
 	events  *reporter
 	ends    *cellEnds
-	cells   perCell[waitState] // of their workers
+	cells   perCell[bindWait] // of their workers
 }
 
-// waitState is what a ready cell waits for.
-type waitState struct {
-	told    reported  // of the disks, routes, plugins and GPUs; written under the table's lock
-	polls   int       // in a row
-	refused time.Time // since when the cloud has surely not given it a disk, or its routes
+// bindWait is what a ready cell waits for.
+type bindWait struct {
+	reported lastReport // of the disks, routes, plugins and GPUs; written under the table's lock
+	polls    int        // in a row
+	refused  time.Time  // since when the cloud has surely not given it a disk, or its routes
 }
 
-// reported is the Event that was last reported of what a cell waits for; zero if it waits for nothing.
-type reported struct{ reason, message string }
+// lastReport is the Event that was last reported of what a cell waits for; zero if it waits for nothing.
+type lastReport struct{ reason, message string }
 
 // report reports what a ready cell waits for, unless that was the last thing
 // that was reported. It is called by the cell's worker alone.
-func (s *waits) report(ctx context.Context, e *entry, event events.Event) {
-	if s.note(ctx, e, reported{event.Reason, event.Message}) {
+func (s *bindWaits) report(ctx context.Context, e *entry, event events.Event) {
+	if s.note(ctx, e, lastReport{event.Reason, event.Message}) {
 		s.events.report(e.cell(), event)
 	}
 }
 
 // clear notes that a ready cell has what it waited for. It is called by the cell's worker alone.
-func (s *waits) clear(ctx context.Context, e *entry) { s.note(ctx, e, reported{}) }
+func (s *bindWaits) clear(ctx context.Context, e *entry) { s.note(ctx, e, lastReport{}) }
 
 // note keeps what a ready cell waits for, for WaitsFor, and tells observers of
 // it; false if that is known.
-func (s *waits) note(ctx context.Context, e *entry, now reported) bool {
+func (s *bindWaits) note(ctx context.Context, e *entry, now lastReport) bool {
 	state := s.cells.of(e)
-	if state.told == now {
+	if state.reported == now {
 		return false
 	}
 	s.table.mu.Lock()
-	state.told = now
+	state.reported = now
 	s.table.mu.Unlock()
-	s.records.tell(ctx, e)
+	s.records.notify(ctx, e)
 	return true
 }
 
-// saidLocked returns what was reported last of what a ready cell waits for; "" for nothing. The caller holds table.mu.
-func (s *waits) saidLocked(e *entry) string { return s.cells.of(e).told.message }
+// lastReportedLocked returns what was reported last of what a ready cell waits for; "" for nothing. The caller holds table.mu.
+func (s *bindWaits) lastReportedLocked(e *entry) string { return s.cells.of(e).reported.message }
 
 // next is after how long to ask again: what is asked often comes out of the
 // budget of those whose disks are free.
-func (s *waits) next(e *entry) time.Duration {
+func (s *bindWaits) next(e *entry) time.Duration {
 	polls := &s.cells.of(e).polls
 	*polls++
 	return s.loop.random.After(*polls, diskPoll, longestDiskPoll)
 }
 
 // polls returns how often in a row next was asked for a cell.
-func (s *waits) polls(e *entry) int { return s.cells.of(e).polls }
+func (s *bindWaits) polls(e *entry) int { return s.cells.of(e).polls }
 
 // restart begins the polls and the time of a refusal anew: the cell has what it waited for, and what comes next is another matter.
-func (s *waits) restart(e *entry) {
+func (s *bindWaits) restart(e *entry) {
 	s.forgetRefusal(e)
 	s.cells.of(e).polls = 0
 }
 
 // forgetRefusal notes that the cloud has not surely refused what a cell waits for.
-func (s *waits) forgetRefusal(e *entry) { s.cells.of(e).refused = time.Time{} }
+func (s *bindWaits) forgetRefusal(e *entry) { s.cells.of(e).refused = time.Time{} }
 
 // giveUpIfLate ends a cell that has waited for so long for what the cloud surely does not give to it, and reports whether it did.
 // Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
 // pause, which is longer each time. It is called by the cell's worker alone.
-func (s *waits) giveUpIfLate(
-	e *entry, cause Cause, event func(cell, why string) events.Event, what string, said error, after time.Duration,
+func (s *bindWaits) giveUpIfLate(
+	e *entry, cause Cause, event func(cell, why string) events.Event, what string, refusal error, after time.Duration,
 ) bool {
 	refused := &s.cells.of(e).refused
 	if refused.IsZero() {
@@ -89,7 +89,7 @@ func (s *waits) giveUpIfLate(
 	if s.loop.leftTo(e, *refused, after) > 0 {
 		return false
 	}
-	why := fmt.Sprintf("%s in %s: %v", what, after, said)
+	why := fmt.Sprintf("%s in %s: %v", what, after, refusal)
 	s.ends.begin(e, cellEnd{cause, why, event(e.id, why)})
 	return true
 }
