@@ -43,7 +43,7 @@ func (s *besides) runs(pod *corev1.Pod) (events.Event, bool) {
 	return events.NewBesidePods(cut(apiv1.DaemonSetOf(pod).Name, mostName), terms.By), true
 }
 
-// refused says why a pod stands for no copies though its DaemonSet is to run beside pods; false for one of another.
+// refused returns why a pod stands for no copies though its DaemonSet is to run beside pods; false for one of another.
 func (s *besides) refused(pod *corev1.Pod) (events.Event, bool) {
 	_, _, why := s.rules.Of(pod)
 	if why == nil {
@@ -133,7 +133,7 @@ func conditionOf(pod *corev1.Pod, condition corev1.PodConditionType) *corev1.Pod
 // namedCells is how many cells a message names.
 const namedCells = 3
 
-// notReady says which copies are not ready. It changes as seldom as it may: each change is a write.
+// notReady returns which copies are not ready. It changes as seldom as it may: each change is a write.
 func notReady(state daemonsets.State) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "The copies on %d of %d cells are not ready", len(state.NotReady), state.Cells)

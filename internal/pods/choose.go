@@ -13,7 +13,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -24,15 +23,12 @@ import (
 
 // choosing chooses what is requested for pods.
 type choosing struct {
-	volumes      Volumes // nil if no pod has any
-	nodes        Nodes
-	grants       Grants
-	beside       *besides
-	clock        clock.PassiveClock
-	sharedKernel bool
-	options      cells.Options
-	costLabels   []string
-	history      *history
+	volumes Volumes // nil if no pod has any
+	nodes   Nodes
+	policy  *requestPolicy
+	beside  *besides
+	history *history
+	clock   clock.PassiveClock
 }
 
 // Choose returns what is to be requested for a pod: what can be launched, best
@@ -124,46 +120,24 @@ func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, r
 
 // chooseWith chooses what has room for a pod with its volumes and their plugins, which are in c, and pods of other DaemonSets.
 func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, c choice, sets []*corev1.Pod) (cells.Request, error) {
-	needs, zone := c.volumes, zoneOf(c.volumes)
+	zone := zoneOf(c.volumes)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
-	if invalid == nil { // else Nodes.Choose says so
-		if err := s.allowed(pod.Namespace, asked); err != nil {
+	if invalid == nil { // else Nodes.Choose returns it
+		if err := s.policy.allows(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, needs), c.plugins, sets)
+	lacked, placed := s.history.get(pod.UID).lacked, withSets(withVolumes(pod, c.volumes), c.plugins, sets)
 	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	offerings, err := s.grants.granted(pod.Namespace, chosen.Offerings)
+	r, err := s.policy.request(pod, chosen, c.volumes)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
-	r := cells.Request{
-		Pod:       apiv1.Ref(pod),
-		Node:      pod.Spec.NodeName,
-		Account:   account(pod, s.costLabels),
-		Created:   pod.CreationTimestamp.Time,
-		Offerings: offerings,
-		RuledOut:  ruledOut(pod.Namespace, chosen, offerings),
-		Needs:     needed,
-		Wants: cells.Wants{
-			Disks:         disksOf(needs),
-			Plugins:       pluginsOf(needs),
-			GPUs:          placement.NVIDIA(pod),
-			Accelerators:  placement.Accelerators(pod),
-			UnsafeSysctls: s.grants.unsafeSysctls(pod),
-			HugePages:     hugePages(placed),
-		},
-	}
-	if invalid == nil {
-		r.Special, r.Kernel = special(asked), kernelSettings(asked)
-		r.Options, r.Offerings = resolve(s.options, asked), withDisk(offerings, asked)
-		if t := asked.HealthyTimeout; t != nil {
-			after := t.After // 0 when never
-			r.HealthyTimeout = &after
-		}
+	if r.Needs, r.HugePages = needed, hugePages(placed); invalid == nil {
+		s.policy.apply(&r, asked)
 	}
 	if lacked.why != "" {
 		r.Offerings = slices.Clone(r.Offerings)
@@ -197,16 +171,6 @@ func (s *choosing) placed(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, st
 	return withSets(withVolumes(pod, needs), plugins, sets), zoneOf(needs), err
 }
 
-// allowed returns an error for the first annotation that cells of this cloud cannot have, or the namespace may not have.
-func (s *choosing) allowed(namespace string, asked placement.Annotations) error {
-	if s.sharedKernel {
-		if err := changesKernel(asked); err != nil {
-			return err
-		}
-	}
-	return s.grants.Check(namespace, asked)
-}
-
 // fitting returns what can be launched for a pod, and what is needed of it. What an earlier machine lacked is asked for
 // besides, where a type has it.
 func (s *choosing) fitting(
@@ -234,36 +198,7 @@ func resourceList(r catalog.Resources) corev1.ResourceList {
 	}
 }
 
-// ruledOut counts what is not among the first of the offerings that are granted to the namespace of a pod,
-// of those that were chosen for it.
-func ruledOut(namespace string, chosen placement.Chosen, granted []offering.Offering) (list []apiv1.RuledOut) {
-	for _, r := range chosen.RuledOut {
-		list = append(list, apiv1.RuledOut(r))
-	}
-	count := func(n int, one, many, words string) {
-		if n == 1 {
-			many = one
-		}
-		if n > 0 {
-			list = append(list, apiv1.RuledOut{Types: n, Why: many + words})
-		}
-	}
-	refused := typesOf(chosen.Offerings) - typesOf(granted)
-	count(refused, "is", "are", " not granted to namespace "+namespace)
-	count(chosen.Types-refused-typesOf(granted[:min(len(granted), apiv1.MaxCandidates)]), "comes", "come", " after these")
-	return list
-}
-
-// typesOf is how many instance types there are among offerings.
-func typesOf(offerings []offering.Offering) int {
-	names := map[string]bool{}
-	for _, o := range offerings {
-		names[o.InstanceType] = true
-	}
-	return len(names)
-}
-
-// PlacementError says why nothing can be launched for a pod. It wraps the error of
+// PlacementError reports why nothing can be launched for a pod. It wraps the error of
 // placement, a *NotGrantedError or an *UnsupportedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
@@ -289,7 +224,7 @@ func (e *PlacementError) Unwrap() error { return e.Err }
 
 // wait returns why the pod waits, what its owner is told, and how long until another look after so
 // many in a row.
-func (e *PlacementError) wait(looks int, random backoff.Random, now time.Time) (because cause, said events.Event, wait time.Duration) {
+func (e *PlacementError) wait(looks int, random backoff.Random, now time.Time) (because cause, event events.Event, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError

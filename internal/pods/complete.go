@@ -25,7 +25,7 @@ type completing struct {
 
 // Step releases the cell of a pod that has ended, once its kubelet has said how the pod's containers did.
 func (s *completing) Step(_ context.Context, pod *corev1.Pod) (time.Duration, error) {
-	if left := s.untold(pod); left > 0 {
+	if left := s.reportLeft(pod); left > 0 {
 		return left, nil
 	}
 	why := "the pod has " + string(pod.Status.Phase)
@@ -45,10 +45,10 @@ func (s *completing) keep(pod *corev1.Pod) time.Duration {
 	return s.grants.keepFailed(pod.Namespace, placement.KeepFailed(pod.Annotations))
 }
 
-// untold returns how long the kubelet of a pod that has ended may still take to say how its containers
+// reportLeft returns how long the kubelet of a pod that has ended may still take to say how its containers
 // did, negative once that is over; 0 if it has. A kubelet that ends a pod itself, for its deadline or
 // as its machine goes down, may say so in two steps, of which the exit codes are the second.
-func (s *completing) untold(pod *corev1.Pod) time.Duration {
+func (s *completing) reportLeft(pod *corev1.Pod) time.Duration {
 	if !slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) {
 		return 0
 	}

@@ -41,7 +41,7 @@ type Config struct {
 	DaemonSets *daemonsets.Rules
 	// Copies are the copies of their pods on cells. Required with DaemonSets.
 	Copies Copies
-	// SharedKernel says that cells share the kernel of a host, so that no pod may change it.
+	// SharedKernel reports whether cells share the kernel of a host, so that no pod may change it.
 	SharedKernel bool
 	// CostLabels are the keys of the labels that costs are kept by. Optional.
 	CostLabels []string
@@ -69,7 +69,7 @@ type Config struct {
 
 // Nodes is what this package needs of the virtual nodes.
 type Nodes interface {
-	// Listed says that the pods of a node are known; "" is the one of cells whose record
+	// Listed reports whether the pods of a node are known; "" is the one of cells whose record
 	// says none.
 	Listed(node string) bool
 	// Client acts as a node.
@@ -83,7 +83,7 @@ type Nodes interface {
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if pods may leave that: one of spot alone, or one that has nothing for anybody.
 	Elsewhere(ctx context.Context, pod *corev1.Pod) []string
-	// TurnsAway says that the node of a pod takes no other like it now: the one that its
+	// TurnsAway reports whether the node of a pod takes no other like it now: the one that its
 	// controller makes in its place would come back. It may ask the node to, and be called
 	// again.
 	TurnsAway(ctx context.Context, pod *corev1.Pod) bool
@@ -138,7 +138,7 @@ type Cells interface {
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Affords returns an error where the pod's namespace could pay none of the offerings, were its cell gone.
 	Affords(ctx context.Context, r cells.Request) error
-	// Behind says why a pod without a cell may run on one that this Kip does not know of;
+	// Behind returns why a pod without a cell may run on one that this Kip does not know of;
 	// "" if it does not. EndElsewhere ends what may run a pod besides the cell that it may have, and
 	// says why that is not certain yet; arrived says whether the pod did.
 	Behind() (why string, sure bool)

@@ -134,7 +134,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	c.core.history.cellGone(cell) // first: a worker may find the pod without a cell already
 	c.core.waits.cellGone(cell)
 	c.ends.releasing.cellGone(cell.Pod.UID)
-	c.attends.attending.interrupted(cell, time.Time{})
+	c.attends.attending.rescuing.note(cell, time.Time{})
 	if cell.Instance != nil {
 		c.core.waits.foundCapacity(cell.Pod.UID)
 	}
@@ -144,14 +144,14 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 // CellSilent is told of a bound cell that has not been heard of for a while, again
 // and again as long as it is silent. It does not block.
 func (c *Controller) CellSilent(cell cells.Cell, _ time.Time) {
-	c.attends.attending.silent(cell)
+	c.attends.attending.silences.note(cell)
 	c.core.loop.wake(nameOf(cell))
 }
 
 // CellInterrupted is told of a bound cell that the cloud takes back. It does not
 // block.
 func (c *Controller) CellInterrupted(cell cells.Cell) {
-	c.attends.attending.interrupted(cell, cell.Interrupted)
+	c.attends.attending.rescuing.note(cell, cell.Interrupted)
 	c.core.loop.wake(nameOf(cell))
 }
 
@@ -172,7 +172,7 @@ func (c *Controller) Pause(why string) {
 	c.ends.watching.wakeAll()
 }
 
-// Waiting says why a pod has no cell, and why it is left on a node that has none for it; ""
+// Waiting returns why a pod has no cell, and why it is left on a node that has none for it; ""
 // when it has one or is unknown.
 func (c *Controller) Waiting(uid types.UID) string {
 	w := c.core.waits.get(uid)

@@ -58,7 +58,7 @@ type departure struct {
 // until is when pods that came back may be evicted again.
 func (d *departure) until() time.Time { return d.last.Add(d.stays) }
 
-// over says that nothing of it counts any more: what came back has had its time, and as long
+// over reports whether nothing of it counts any more: what came back has had its time, and as long
 // again.
 func (d *departure) over(now time.Time) bool {
 	return now.Sub(d.last) > 2*max(d.stays, firstReturn)
@@ -111,7 +111,7 @@ func (all departures) cameBack(pod *corev1.Pod, seen, now time.Time) *departure 
 	return d
 }
 
-// wasPassedOver says that no other node could have a pod that has one now: it was without a
+// wasPassedOver reports whether no other node could have a pod that has one now: it was without a
 // node while its own turned pods away, or no scheduler chose it. All times are of the API
 // server's clock.
 func wasPassedOver(pod *corev1.Pod) bool {
@@ -165,7 +165,7 @@ func (s *returns) noteReturn(pod *corev1.Pod) (why string) {
 		if *back == nil {
 			*back = s.departures.cameBack(pod, s.registry.seen[pod.UID], now)
 		}
-		why = (*back).says(pod.Spec.NodeName, now)
+		why = (*back).reason(pod.Spec.NodeName, now)
 	})
 	return why
 }
@@ -175,13 +175,13 @@ func (s *returns) known(uid types.UID, node string) string {
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()
 	if back := s.back.of[uid]; back != nil {
-		return (*back).says(node, s.clock.Now())
+		return (*back).reason(node, s.clock.Now())
 	}
 	return ""
 }
 
-// says tells people of a departure in vain, as long as it keeps those that came back on their node; "" of none, or later.
-func (d *departure) says(node string, now time.Time) string {
+// reason tells people of a departure in vain, as long as it keeps those that came back on their node; "" of none, or later.
+func (d *departure) reason(node string, now time.Time) string {
 	if d == nil || !d.until().After(now) {
 		return ""
 	}

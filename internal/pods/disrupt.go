@@ -97,8 +97,8 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 }
 
 // reportStays reports, once, why a pod that could stay is not evicted for a cause.
-func (s *disrupting) reportStays(pod *corev1.Pod, cause evictionCause, said events.Event) {
-	s.evicting.reportOnce(pod, cause, undisruptedStays, said)
+func (s *disrupting) reportStays(pod *corev1.Pod, cause evictionCause, event events.Event) {
+	s.evicting.reportOnce(pod, cause, undisruptedStays, event)
 }
 
 // replaceable reports whether another pod like this one would get a cell now. better is as in disruption.

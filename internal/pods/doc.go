@@ -8,10 +8,11 @@
 //	release.go    releases the cells of pods that are gone
 //	delete.go     sees a deleted pod out
 //	complete.go   releases the cell of a pod that has ended
-//	attend.go     does for a running pod what its kubelet cannot; evict.go evicts, disrupt.go a few at a time what
-//	              could stay, of which age.go are those on old cells, and moveback.go those on what they did not ask for first
+//	attend.go     does for a running pod what its kubelet cannot: silence.go marks it as not ready while its cell is silent,
+//	              rescue.go moves it away before the cloud takes the instance; evict.go evicts, disrupt.go a few at a time
+//	              what could stay, of which age.go are those on old cells, and moveback.go those on what they did not ask for first
 //	nomachine.go  has a pod of a DaemonSet stand without a machine; beside.go as its copies on cells do
-//	request.go    requests a cell: choose.go chooses for it, grants.go bounds the choice
+//	request.go    requests a cell: choose.go chooses for it, requestpolicy.go makes the request, as grants.go allow
 //
 // A pod that gets no cell waits (wait.go): for its volumes (volumes.go), or for capacity, for which it may
 // leave its node (leave.go, departures.go). exclusion.go sees that nothing else runs it, and fail.go fails it.

@@ -94,11 +94,11 @@ func (s *evicting) ask(ctx context.Context, pod *corev1.Pod, e eviction, dryRun 
 }
 
 // reportOnce reports why a pod is not evicted for a cause, unless that was the last thing that was reported of both.
-func (s *evicting) reportOnce(pod *corev1.Pod, cause evictionCause, of notice, said events.Event) {
-	told := false
-	s.noticed.note(apiv1.Ref(pod), func(last *[causes]notice) { told, last[cause] = last[cause] == of, of })
-	if !told {
-		s.events.Event(apiv1.Ref(pod), said)
+func (s *evicting) reportOnce(pod *corev1.Pod, cause evictionCause, of notice, event events.Event) {
+	reported := false
+	s.noticed.note(apiv1.Ref(pod), func(last *[causes]notice) { reported, last[cause] = last[cause] == of, of })
+	if !reported {
+		s.events.Event(apiv1.Ref(pod), event)
 	}
 }
 

@@ -53,13 +53,13 @@ func (s *exclusion) waitsForEnd(pod *corev1.Pod) time.Duration {
 	if why == "" {
 		return 0
 	}
-	said := events.NewCellUnknown(why)
+	event := events.NewCellUnknown(why)
 	if behind, known := s.cells.Behind(); !sure {
-		said = events.NewInstancesNotListed(why)
+		event = events.NewInstancesNotListed(why)
 	} else if behind != "" && known {
-		said = events.NewStoreBehind(why)
+		event = events.NewStoreBehind(why)
 	}
-	s.waits.report(pod, otherCause, said, why, time.Time{})
+	s.waits.report(pod, otherCause, event, why, time.Time{})
 	return behindWait(sure)
 }
 
@@ -70,11 +70,11 @@ func (s *exclusion) waitsForStore(pod *corev1.Pod, ran bool) time.Duration {
 	if why == "" || !sure && !ran {
 		return 0
 	}
-	said := events.NewStoreBehind(why)
+	event := events.NewStoreBehind(why)
 	if !sure {
-		said = events.NewInstancesNotListed(why)
+		event = events.NewInstancesNotListed(why)
 	}
-	s.waits.report(pod, otherCause, said, why, time.Time{})
+	s.waits.report(pod, otherCause, event, why, time.Time{})
 	return behindWait(sure)
 }
 

@@ -16,10 +16,10 @@ import (
 
 // failure is why a pod is to fail.
 type failure struct {
-	said events.Event
-	// lost says that the pod had a cell which was lost, so that its Job's podFailurePolicy can tell this from a failure of the pod's own.
+	event events.Event
+	// lost reports whether the pod had a cell which was lost: its Job's podFailurePolicy can tell this from a failure of the pod's own.
 	lost bool
-	// unstarted says that no kubelet has had the pod, likewise.
+	// unstarted reports whether no kubelet has had the pod, likewise.
 	unstarted bool
 }
 
@@ -37,13 +37,13 @@ type failing struct {
 func (s *failing) hopeless(pod *corev1.Pod, is asked) (why failure, hopeless bool) {
 	switch {
 	case is.ran && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
-		return failure{said: events.NewNotRestarted(), lost: true}, true
+		return failure{event: events.NewNotRestarted(), lost: true}, true
 	case s.maxAttempts <= 0 || is.failures < s.maxAttempts:
 		return failure{}, false
 	case is.refusal != "":
-		return failure{said: events.NewCellsRefused(is.failures, is.refusal), unstarted: !is.ran}, true
+		return failure{event: events.NewCellsRefused(is.failures, is.refusal), unstarted: !is.ran}, true
 	}
-	return failure{said: events.NewCellsNotReady(is.failures), unstarted: !is.ran}, true
+	return failure{event: events.NewCellsNotReady(is.failures), unstarted: !is.ran}, true
 }
 
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
@@ -60,7 +60,7 @@ func (s *failing) giveUp(ctx context.Context, pod *corev1.Pod, why failure) (tim
 	if err != nil && !apierrors.IsNotFound(err) {
 		return 0, fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}
-	s.events.Event(apiv1.Ref(pod), why.said)
+	s.events.Event(apiv1.Ref(pod), why.event)
 	return 0, nil
 }
 
@@ -68,7 +68,7 @@ func (s *failing) giveUp(ctx context.Context, pod *corev1.Pod, why failure) (tim
 func failed(pod *corev1.Pod, why failure, now metav1.Time) *corev1.Pod {
 	pod = pod.DeepCopy()
 	s := &pod.Status
-	s.Phase, s.Reason, s.Message = corev1.PodFailed, why.said.Reason, why.said.Message
+	s.Phase, s.Reason, s.Message = corev1.PodFailed, why.event.Reason, why.event.Message
 	for _, list := range [][]corev1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
 		for i := range list {
 			s := &list[i]
@@ -78,7 +78,7 @@ func failed(pod *corev1.Pod, why failure, now metav1.Time) *corev1.Pod {
 			t := &corev1.ContainerStateTerminated{
 				ExitCode:    137,
 				Reason:      "ContainerStatusUnknown",
-				Message:     why.said.Message,
+				Message:     why.event.Message,
 				FinishedAt:  now,
 				ContainerID: s.ContainerID,
 			}
@@ -88,14 +88,14 @@ func failed(pod *corev1.Pod, why failure, now metav1.Time) *corev1.Pod {
 			s.State, s.Ready = corev1.ContainerState{Terminated: t}, false
 		}
 	}
-	setNotReady(pod, now, "PodFailed", why.said.Message)
+	setNotReady(pod, now, "PodFailed", why.event.Message)
 	for condition, is := range map[corev1.PodConditionType]bool{corev1.DisruptionTarget: why.lost, apiv1.NeverStarted: why.unstarted} {
 		if is {
 			setCondition(pod, corev1.PodCondition{
 				Type:               condition,
 				Status:             corev1.ConditionTrue,
-				Reason:             why.said.Reason,
-				Message:            why.said.Message,
+				Reason:             why.event.Reason,
+				Message:            why.event.Message,
 				LastTransitionTime: now,
 			})
 		}

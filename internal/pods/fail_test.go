@@ -18,25 +18,25 @@ func TestAPodThatFailsHasEndedContainersAndADisruptionOnlyIfItsCellWasLost(t *te
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	})
 	for _, why := range []failure{
-		{said: events.NewNotRestarted(), lost: true}, {said: events.NewCellsNotReady(2)}, {said: events.NewCellsNotReady(3), unstarted: true},
+		{event: events.NewNotRestarted(), lost: true}, {event: events.NewCellsNotReady(2)}, {event: events.NewCellsNotReady(3), unstarted: true},
 	} {
 		got := failed(p, why, now)
 		s := got.Status
-		if s.Phase != corev1.PodFailed || s.Reason != why.said.Reason || s.Message != why.said.Message {
-			t.Errorf("%s: its status is %+v", why.said.Reason, s)
+		if s.Phase != corev1.PodFailed || s.Reason != why.event.Reason || s.Message != why.event.Message {
+			t.Errorf("%s: its status is %+v", why.event.Reason, s)
 		}
 		if code := s.InitContainerStatuses[0].State.Terminated.ExitCode; code != 3 {
-			t.Errorf("%s: a container that ended with 3 has ended with %d", why.said.Reason, code)
+			t.Errorf("%s: a container that ended with 3 has ended with %d", why.event.Reason, code)
 		}
 		if c := s.ContainerStatuses[0]; c.Ready || c.State.Running != nil || c.State.Terminated == nil || c.State.Terminated.ExitCode != 137 {
-			t.Errorf("%s: a container that ran is %+v", why.said.Reason, c)
+			t.Errorf("%s: a container that ran is %+v", why.event.Reason, c)
 		}
 		if s.Conditions[0].Status != corev1.ConditionFalse {
-			t.Errorf("%s: it is ready", why.said.Reason)
+			t.Errorf("%s: it is ready", why.event.Reason)
 		}
 		has := func(condition corev1.PodConditionType) bool {
 			return slices.ContainsFunc(s.Conditions, func(k corev1.PodCondition) bool {
-				return k.Type == condition && k.Status == corev1.ConditionTrue && k.Reason == why.said.Reason
+				return k.Type == condition && k.Status == corev1.ConditionTrue && k.Reason == why.event.Reason
 			})
 		}
 		if has(corev1.DisruptionTarget) != why.lost || has(apiv1.NeverStarted) != why.unstarted {

@@ -50,7 +50,7 @@ type NamespaceGrants struct {
 	InstanceTypes []string
 }
 
-// NotGrantedError says what a pod asks for that its namespace may not have.
+// NotGrantedError reports what a pod asks for that its namespace may not have.
 type NotGrantedError struct {
 	Asked     string // the annotation and its value, or a price
 	Namespace string
@@ -145,19 +145,19 @@ func (g Grants) keepFailed(namespace string, asked time.Duration) time.Duration 
 
 func isDedicated(n NamespaceGrants) bool { return n.Dedicated }
 
-// has says whether a namespace has a grant.
+// has reports whether a namespace has a grant.
 func (g Grants) has(namespace string, granted func(NamespaceGrants) bool) bool {
 	return g.Unrestricted || slices.ContainsFunc(g.of(namespace), granted)
 }
 
-// AllowsMetadata says whether a pod of the namespace that asks for the metadata
+// AllowsMetadata reports whether a pod of the namespace that asks for the metadata
 // service may have it.
 func (g Grants) AllowsMetadata(namespace string) bool {
 	yes := true
 	return g.Check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
 }
 
-// AllowsBesidePods says whether DaemonSets of the namespace that ask to run beside pods do. Unrestricted does not
+// AllowsBesidePods reports whether DaemonSets of the namespace that ask to run beside pods do. Unrestricted does not
 // stand for it: it is a right over other namespaces' pods.
 func (g Grants) AllowsBesidePods(namespace string) bool {
 	return slices.ContainsFunc(g.of(namespace), func(n NamespaceGrants) bool { return n.BesidePods })
@@ -243,7 +243,7 @@ func (g Grants) of(namespace string) []NamespaceGrants {
 	})
 }
 
-// matches says whether a value is one of those that are granted.
+// matches reports whether a value is one of those that are granted.
 func matches(granted []string, value string) bool {
 	return slices.ContainsFunc(granted, func(g string) bool {
 		prefix, open := strings.CutSuffix(g, "*")

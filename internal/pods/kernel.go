@@ -12,7 +12,7 @@ import (
 	"github.com/elotl/kip/internal/sysctls"
 )
 
-// UnsupportedError says what a pod asks for that cells of this cloud cannot have.
+// UnsupportedError reports what a pod asks for that cells of this cloud cannot have.
 type UnsupportedError struct{ Annotation, Asked, Why string }
 
 func (e *UnsupportedError) Error() string {
@@ -72,7 +72,7 @@ func (g Grants) unsafeSysctls(pod *corev1.Pod) (granted []string) {
 	return granted
 }
 
-// matchesSysctl says whether a sysctl is one of those that are granted, whatever separates the parts of their names.
+// matchesSysctl reports whether a sysctl is one of those that are granted, whatever separates the parts of their names.
 func matchesSysctl(granted []string, name string) bool {
 	normal := make([]string, len(granted))
 	for i, g := range granted {
@@ -81,7 +81,7 @@ func matchesSysctl(granted []string, name string) bool {
 	return matches(normal, sysctl.NormalizeName(name))
 }
 
-// matchesModule says whether a module, of which the name has underscores, is one of those that are granted.
+// matchesModule reports whether a module, of which the name has underscores, is one of those that are granted.
 func matchesModule(granted []string, name string) bool {
 	normal := make([]string, len(granted))
 	for i, g := range granted {

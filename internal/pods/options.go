@@ -48,7 +48,7 @@ func withDisk(offerings []offering.Offering, a placement.Annotations) []offering
 	return sized
 }
 
-// special says that the annotations ask for what only a launch can give.
+// special reports whether the annotations ask for what only a launch can give.
 func special(a placement.Annotations) bool {
 	return a.VolumeSizeBytes > 0 || a.PrivateIPOnly != nil || len(a.SecurityGroups) > 0 || a.InstanceProfile != "" ||
 		a.AllowMetadata != nil && *a.AllowMetadata ||

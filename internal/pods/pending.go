@@ -103,7 +103,7 @@ func (s *bounding) missed(ctx context.Context, pod *corev1.Pod, cell cells.Cell)
 	return why
 }
 
-// why says why a pod has no running cell. A Kip that has just begun to lead has not looked yet, and looks.
+// why returns why a pod has no running cell. A Kip that has just begun to lead has not looked yet, and looks.
 func (s *bounding) why(ctx context.Context, pod *corev1.Pod, cell cells.Cell) failure {
 	reason, why := events.PendingTooLong, ""
 	switch w := s.waits.get(pod.UID); {
@@ -121,13 +121,13 @@ func (s *bounding) why(ctx context.Context, pod *corev1.Pod, cell cells.Cell) fa
 		var none *PlacementError
 		switch _, err := s.choosing.Choose(ctx, pod); {
 		case errors.As(err, &none):
-			_, said, _ := none.wait(1, nil, s.clock.Now())
-			reason, why = said.Reason, err.Error()
+			_, event, _ := none.wait(1, nil, s.clock.Now())
+			reason, why = event.Reason, err.Error()
 		case err != nil:
 			why = err.Error()
 		default:
 			why = "Kip has begun to lead since"
 		}
 	}
-	return failure{said: events.NewPendingTooLong(reason, boundAt(pod), s.clock.Now(), why), unstarted: true}
+	return failure{event: events.NewPendingTooLong(reason, boundAt(pod), s.clock.Now(), why), unstarted: true}
 }

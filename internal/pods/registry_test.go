@@ -42,7 +42,7 @@ func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T)
 	h.put(there)
 	h.unlisted = false
 	h.c.core.registry.forgetUnlisted()
-	if known := h.c.attends.attending.contacts.get(there.UID); !known.interrupted.Equal(at) || len(h.c.core.registry.seen) != 1 {
+	if known := h.c.attends.attending.rescuing.contacts.get(there.UID); !known.interrupted.Equal(at) || len(h.c.core.registry.seen) != 1 {
 		t.Errorf("known: %+v, want what was told of %s alone", h.c.core.registry.seen, there.Name)
 	}
 }

@@ -170,11 +170,11 @@ func (s *placing) requested(cell cells.Cell, pod apiv1.PodReference, is asked) {
 		s.waits.await(pod.UID, cache.ObjectName{})
 	})
 	offer := cell.Offering() // a budget may have struck out the best
-	said := events.NewCellRequested(cell.ID, offer.String(), offer.Reason)
+	event := events.NewCellRequested(cell.ID, offer.String(), offer.Reason)
 	if cell.Standby != "" {
-		said = events.NewStandbyCellTaken(cell.ID, offer.String(), cell.Reason)
+		event = events.NewStandbyCellTaken(cell.ID, offer.String(), cell.Reason)
 	}
-	s.events.Event(pod, said)
+	s.events.Event(pod, event)
 }
 
 // leftOut reports that a pod has a machine without room for the DaemonSets beside it, to the owners of all.
@@ -197,7 +197,7 @@ type unplaced struct {
 	random  backoff.Random
 }
 
-// waitsForChoice says why a pod gets no cell before its volumes can be had, and there is something to launch for it.
+// waitsForChoice reports why a pod gets no cell before its volumes can be had, and there is something to launch for it.
 func (s *unplaced) waitsForChoice(ctx context.Context, pod *corev1.Pod, err error, now time.Time) (time.Duration, error) {
 	why, is := errors.AsType[*PlacementError](err)
 	if !is {
@@ -208,17 +208,17 @@ func (s *unplaced) waitsForChoice(ctx context.Context, pod *corev1.Pod, err erro
 		w.looks++
 		looks = w.looks
 	})
-	because, said, wait := why.wait(looks, s.random, now)
+	because, event, wait := why.wait(looks, s.random, now)
 	if because == outOfCapacity {
 		if wait, err = s.leaving.leaveNode(ctx, pod, wait); err != nil {
 			return 0, err
 		}
 	}
-	s.waits.report(pod, because, said, why.Error(), now.Add(wait))
+	s.waits.report(pod, because, event, why.Error(), now.Add(wait))
 	return wait, nil
 }
 
-// waitsForCell says why a pod got no cell that was requested for it.
+// waitsForCell reports why a pod got no cell that was requested for it.
 func (s *unplaced) waitsForCell(pod *corev1.Pod, err error, now time.Time) (time.Duration, error) {
 	var inUse *cells.DiskInUseError
 	var over *cells.BudgetError

@@ -38,14 +38,14 @@ func claimKey(namespace, name string) string { return "claim/" + namespace + "/"
 
 func diskKey(id string) string { return "disk/" + id }
 
-// waitsForVolume says why a pod gets no cell before its volumes can be had.
+// waitsForVolume reports why a pod gets no cell before its volumes can be had.
 func (s *volumeWaits) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
-	said := events.NewVolumeNotReady(err)
+	event := events.NewVolumeNotReady(err)
 	var notReady *volumes.NotReadyError
 	var unsupported *volumes.UnsupportedError
 	switch {
 	case errors.As(err, &unsupported):
-		said = events.NewVolumeUnsupported(err)
+		event = events.NewVolumeUnsupported(err)
 	case !errors.As(err, &notReady):
 		return 0, err
 	}
@@ -55,7 +55,7 @@ func (s *volumeWaits) waitsForVolume(pod *corev1.Pod, err error) (time.Duration,
 			keys = append(keys, claimKey(pod.Namespace, name))
 		}
 	}
-	return s.waitsForVolumes(pod, said, err, keys...), nil
+	return s.waitsForVolumes(pod, event, err, keys...), nil
 }
 
 // waitsForVolumes notes and reports that a pod waits for claims or disks, and returns for how long.
@@ -64,11 +64,11 @@ func (s *volumeWaits) waitsForVolumes(pod *corev1.Pod, e events.Event, why error
 	s.waits.note(apiv1.Ref(pod), func(w *waiting) {
 		w.looked = now
 		if errors.Is(why, volumes.ErrUntold) {
-			w.untold++
-			wait = s.random.After(w.untold+1, firstBackoff, longestVolumeRetry)
+			w.unknown++
+			wait = s.random.After(w.unknown+1, firstBackoff, longestVolumeRetry)
 			return
 		}
-		w.looks, w.untold = w.looks+1, 0
+		w.looks, w.unknown = w.looks+1, 0
 		wait = w.volumeWait(s.random)
 	})
 	s.waits.report(pod, otherCause, e, why.Error(), now.Add(wait), keys...)

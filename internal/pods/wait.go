@@ -55,9 +55,9 @@ type waiting struct {
 	keys   []string  // what wakes it, as keys of waits.awaited
 	missed missed    // its time
 
-	looks  int       // in a row that found nothing to launch for it, or its volumes not ready
-	untold int       // in a row that found that the cloud is being asked about its disks
-	looked time.Time // when its volumes were last found not ready
+	looks   int       // in a row that found nothing to launch for it, or its volumes not ready
+	unknown int       // in a row that found that the cloud is being asked about its disks
+	looked  time.Time // when its volumes were last found not ready
 	// What placement reads of a pod and can change.
 	generation  int64
 	annotations map[string]string
@@ -85,20 +85,20 @@ func newWaits(r *registry, recorder cells.Recorder) *waits {
 
 // report notes and reports why a pod has no cell before a time, once for each reason.
 // keys are what wakes it, as keys of awaited.
-func (s *waits) report(pod *corev1.Pod, because cause, said events.Event, why string, until time.Time, keys ...string) {
+func (s *waits) report(pod *corev1.Pod, because cause, event events.Event, why string, until time.Time, keys ...string) {
 	changed := false
 	s.note(apiv1.Ref(pod), func(w *waiting) {
 		// The figures of a budget change all the time: who asks is told, the Event is enough once.
 		sameBudget := because == overBudget && w.cause == because && w.why != ""
 		changed = w.why != why && !sameBudget
-		w.why, w.node, w.cause, w.until, w.reason = why, pod.Spec.NodeName, because, until, said.Reason
+		w.why, w.node, w.cause, w.until, w.reason = why, pod.Spec.NodeName, because, until, event.Reason
 		s.await(pod.UID, cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}, keys...)
 		if because != outOfCapacity {
 			w.short = time.Time{} // whether there is any is not known
 		}
 	})
 	if changed {
-		s.events.Event(apiv1.Ref(pod), said)
+		s.events.Event(apiv1.Ref(pod), event)
 	}
 }
 

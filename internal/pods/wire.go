@@ -57,15 +57,17 @@ type shared struct {
 func newShared(cfg Config, c core) shared {
 	return shared{
 		choosing: &choosing{
-			volumes:      cfg.Volumes,
-			nodes:        cfg.Nodes,
-			grants:       cfg.Grants,
-			beside:       c.beside,
-			clock:        cfg.Clock,
-			sharedKernel: cfg.SharedKernel,
-			options:      cfg.Options,
-			costLabels:   cfg.CostLabels,
-			history:      c.history,
+			volumes: cfg.Volumes,
+			nodes:   cfg.Nodes,
+			policy: &requestPolicy{
+				grants:       cfg.Grants,
+				sharedKernel: cfg.SharedKernel,
+				options:      cfg.Options,
+				costLabels:   cfg.CostLabels,
+			},
+			beside:  c.beside,
+			history: c.history,
+			clock:   cfg.Clock,
 		},
 		evicting: &evicting{
 			api:     c.api,
@@ -156,15 +158,24 @@ func newAttends(cfg Config, c core, s shared) attends {
 	}
 	return attends{
 		attending: &attending{
-			api:      c.api,
 			observer: cfg.Observer,
-			evicting: s.evicting,
-			aging:    &aging{maxAge: cfg.MaxAge, disrupting: disrupting, clock: cfg.Clock},
-			moving:   moving,
 			waits:    c.waits,
-			events:   cfg.Events,
-			clock:    cfg.Clock,
-			contacts: c.beside.contacts,
+			silences: &silences{
+				api:      c.api,
+				events:   cfg.Events,
+				clock:    cfg.Clock,
+				contacts: c.beside.contacts,
+			},
+			rescuing: &rescuing{
+				evicting: s.evicting,
+				clock:    cfg.Clock,
+				contacts: c.beside.contacts,
+			},
+			disruptions: []disrupts{
+				(&aging{maxAge: cfg.MaxAge, disrupting: disrupting, clock: cfg.Clock}).replace,
+				moving.moveBack,
+			},
+			clock: cfg.Clock,
 		},
 		moving: moving,
 	}
