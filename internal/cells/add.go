@@ -23,7 +23,7 @@ func (s *additions) add(ctx context.Context, e *entry) error {
 	cell := e.cell()
 	revision, err := s.store.Put(ctx, keyPrefix+e.id, cell, 0)
 	s.table.mu.Lock()
-	if notWritten(err) {
+	if store.NotWritten(err) {
 		s.table.unreserveLocked(e)
 		s.table.mu.Unlock()
 		if refusedWrite(err) {

@@ -65,11 +65,11 @@ func TestOnlyWhatEndsIsBilled(t *testing.T) {
 	}{"it runs on": {&running, 0, 0}, "it is gone": {&gone, 1, 1}, "it is stopped": {&stopped, 0, 1}} {
 		out := bills.open(b.clock.Now())
 		bills.add(&out, &running, tc.after)
-		if len(out.costs) != tc.costs || len(out.entries) != tc.entries || len(out.spent.Dollars) != 0 {
+		if len(out.Costs) != tc.costs || len(out.Entries) != tc.entries || len(out.Spent.Dollars) != 0 {
 			t.Errorf("%s: %+v", name, out)
 		}
-		if tc.costs == 1 && out.costs[0].Dollars != 1 {
-			t.Errorf("half an hour costs $%v", out.costs[0].Dollars)
+		if tc.costs == 1 && out.Costs[0].Dollars != 1 {
+			t.Errorf("half an hour costs $%v", out.Costs[0].Dollars)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells/ledger"
 	"k8s.io/utils/clock"
 )
 
@@ -73,7 +74,7 @@ const rounding = 1e-9
 // budgets bound what namespaces may cost.
 type budgets struct {
 	table  *table
-	ledger *ledger
+	ledger *ledger.Ledger
 	limits limits
 	clock  clock.PassiveClock
 	cells  perCell[reservation] // under table.mu
@@ -113,7 +114,7 @@ type outlay struct {
 func (s *budgets) outlayOfLocked(namespace string, b Budget, spent float64, without *entry) outlay {
 	o := outlay{spent: spent}
 	now := s.clock.Now()
-	month := monthOf(now)
+	month := ledger.MonthOf(now)
 	for e := range s.table.byNamespace[namespace] {
 		counted := s.reservationLocked(e)
 		if b.PerMonth > 0 {
@@ -185,7 +186,7 @@ func (s *budgets) within(ctx context.Context, namespace string, do func(spent fl
 	if s.limits.of(namespace).PerMonth == 0 {
 		return locked(0)
 	}
-	return s.ledger.reading(ctx, func() error { return locked(s.ledger.spentByLocked(namespace, monthOf(s.clock.Now()))) })
+	return s.ledger.Spent(ctx, namespace, func() time.Time { return ledger.MonthOf(s.clock.Now()) }, locked)
 }
 
 // reserveNext returns the offerings from the first that the namespace of a cell may have, and
@@ -217,12 +218,6 @@ func (s *budgets) reserveNext(cell *Cell, offerings []Offering) ([]Offering, err
 		}
 	}
 	return nil, first
-}
-
-// monthOf is the beginning of the calendar month, in UTC.
-func monthOf(t time.Time) time.Time {
-	t = t.UTC()
-	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
 }
 
 // paidFrom is since when a cell that runs costs its namespace what it does; zero where it

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells/ledger"
 	"github.com/elotl/kip/internal/cloud"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -235,11 +236,7 @@ func TestTheBudgetOfAMonthCountsWhatHasEnded(t *testing.T) {
 
 func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 	january := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	february := monthOf(january.AddDate(0, 1, 1).In(time.FixedZone("east", 3600)))
-	l := &ledger{spent: spending{january, map[string]float64{"ns": 7}}}
-	if got, next := l.spentByLocked("ns", january), l.spentByLocked("ns", february); got != 7 || next != 0 {
-		t.Errorf("7 dollars of January are %v in January and %v in February", got, next)
-	}
+	february := ledger.MonthOf(january.AddDate(0, 1, 1).In(time.FixedZone("east", 3600)))
 	c := Cell{
 		Pod:       ref("a"),
 		Offerings: []Offering{costing("nano", 2)},
@@ -366,20 +363,4 @@ func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestSpendingsOfTooManyNamespacesForgetTheLeast(t *testing.T) {
-	month := monthOf(time.Now())
-	many := map[string]float64{}
-	for n := range mostKept + 10 {
-		many[fmt.Sprint("ns", n)] = float64(n + 1)
-	}
-	all := spending{Month: month}.with(spending{month, many})
-	if _, there := all.Dollars["ns9"]; len(all.Dollars) != mostKept || there {
-		t.Errorf("%d namespaces are kept, the tenth of them: %t", len(all.Dollars), there)
-	}
-	later := all.with(spending{month.AddDate(0, 1, 0), map[string]float64{"a": 1}})
-	if len(later.Dollars) != 1 || len(later.with(all).Dollars) != 1 {
-		t.Errorf("the next month has %d namespaces", len(later.Dollars))
-	}
 }

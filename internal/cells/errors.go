@@ -70,8 +70,3 @@ func retryAfter(err error) time.Duration {
 func refusedWrite(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotLeader)
 }
-
-// notWritten reports whether the store has surely not written.
-func notWritten(err error) bool {
-	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
-}

@@ -1,6 +1,6 @@
 package cells
 
-// The keys of stored records. Those of costs are in ledger.go, costdays.go and totalcosts.go.
+// The keys of stored records. Those of costs are in package ledger.
 const (
 	// keyPrefix is before the IDs of cells.
 	keyPrefix = "cells/"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells/ledger"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
@@ -23,7 +24,12 @@ type loader interface {
 	load(ctx context.Context) error
 }
 
-var _ = []loader{(*generationChecks)(nil), (*births)(nil), (*ledger)(nil), (*storedCells)(nil), (*orphanCalls)(nil)}
+var _ = []loader{(*generationChecks)(nil), (*births)(nil), storedCosts{}, (*storedCells)(nil), (*orphanCalls)(nil)}
+
+// storedCosts reads what cells that are gone have cost.
+type storedCosts struct{ ledger *ledger.Ledger }
+
+func (s storedCosts) load(ctx context.Context) error { return s.ledger.Load(ctx) }
 
 // load has each part read what is stored. Call it once, before Run.
 func (s *loading) load(ctx context.Context) error {

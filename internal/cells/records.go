@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells/ledger"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
@@ -26,7 +27,7 @@ var errGone = errors.New("the cell is gone")
 type records struct {
 	clock     clock.PassiveClock
 	store     *store.Store
-	ledger    *ledger
+	ledger    *ledger.Ledger
 	bills     bills
 	adoptions *adoptions
 	observers *observers
@@ -86,13 +87,13 @@ func (r *records) commitWith(
 			changes[n].Value = cell
 		}
 	}
-	return r.ledger.enter(ctx, out, func(sums []store.Change) (int64, error) {
+	return r.ledger.Enter(ctx, out, func(sums []store.Change) (int64, error) {
 		revision, err := r.store.Apply(ctx, slices.Concat(changes, more, sums)...)
 		for n, e := range entries {
 			switch {
 			case err == nil:
 				r.adoptLocked(e, after[n], revision)
-			case !notWritten(err):
+			case !store.NotWritten(err):
 				e.unsure = after[n]
 			}
 		}
@@ -138,7 +139,7 @@ func (r *records) settleLocked(ctx context.Context, e *entry) error {
 		e.unsure = nil
 		return nil
 	case revision == 0 && e.unsure.Phase == apiv1.Gone, revision != 0 && bytes.Equal(stored, written):
-		if err := r.ledger.load(ctx); err != nil { // its cost went into it
+		if err := r.ledger.Load(ctx); err != nil { // its cost went into it
 			return err
 		}
 		r.adoptLocked(e, e.unsure, revision)

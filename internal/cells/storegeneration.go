@@ -128,7 +128,7 @@ func (s *StoreGeneration) storedLocked(next generation, revision int64, err erro
 	case err == nil:
 		s.revision, s.dirty = revision, false
 		s.adopt(next)
-	case !notWritten(err):
+	case !store.NotWritten(err):
 		s.known = false
 		s.adopt(next)
 	}

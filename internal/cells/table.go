@@ -16,7 +16,7 @@ import (
 //
 //  1. StoreGeneration.writing guards the stored generation, from reading it until the outcome of a write is known.
 //  2. entry.writing guards the record of a cell in the same way. Of several cells it is taken in the order of their IDs.
-//  3. ledger.mu guards what cells that are gone have cost: the sums, and the days.
+//  3. the lock of ledger.Ledger guards what cells that are gone have cost: the sums, and the days.
 //  4. table.mu guards which cells there are, the fields of entries, what delays launches, and each perCell that says so.
 //  5. terminations.mu guards the terminations that are under way, and launchQueue.mu the cells that wait for a launch.
 //  6. boosting.mu and tagging.mu guard how far the boost and the tags of each cell are.

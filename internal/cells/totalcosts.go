@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/elotl/kip/internal/cells/ledger"
 	"github.com/elotl/kip/internal/costs"
-	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
 
 // totalCosts is what cells have cost, those that run included.
 type totalCosts struct {
 	table  *table
-	store  *store.Store
-	ledger *ledger
+	ledger *ledger.Ledger
 	meter  Meter
 	clock  clock.PassiveClock
 }
@@ -23,7 +22,7 @@ type totalCosts struct {
 // total is Controller.Costs.
 func (s *totalCosts) total() []Cost {
 	now := s.clock.Now()
-	return s.ledger.total(func() []Cost {
+	return s.ledger.Total(func() []Cost {
 		var running []Cost
 		for _, cell := range s.table.list() {
 			running = append(running, cell.cost(now))
@@ -49,7 +48,7 @@ func (s *totalCosts) entriesNow(use func(*Cell) costs.Use) (all []costs.Entry) {
 
 // byNamespace is Controller.CostsByNamespace.
 func (s *totalCosts) byNamespace() map[string]Amount {
-	return s.ledger.byNamespace(func() []costs.Entry { return s.entriesNow(func(*Cell) costs.Use { return costs.Use{} }) })
+	return s.ledger.ByNamespace(func() []costs.Entry { return s.entriesNow(func(*Cell) costs.Use { return costs.Use{} }) })
 }
 
 // spent is Controller.Spent.
@@ -61,7 +60,7 @@ func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func
 	}
 	today := costs.DayOf(s.clock.Now())
 	first = max(first, today-costs.Kept)
-	begun, written, now, err := s.ledger.snapshot(ctx, s.runningEntries)
+	begun, written, now, err := s.ledger.Snapshot(ctx, s.runningEntries)
 	if err != nil {
 		return fmt.Errorf("read what was spent: %w", err)
 	}
@@ -69,8 +68,8 @@ func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func
 	// What has ended before a day has cost nothing on it. The last day that was written is one of
 	// the future where a clock was ahead once.
 	for day := max(first, begun); day < min(written, today+2); day++ {
-		var entries []costs.Entry
-		if _, err := s.store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
+		entries, err := s.ledger.Day(ctx, day)
+		if err != nil {
 			return fmt.Errorf("read what was spent: %w", err)
 		}
 		pass(entries)

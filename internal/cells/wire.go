@@ -2,6 +2,7 @@ package cells
 
 import (
 	"github.com/elotl/kip/internal/agentlimit"
+	"github.com/elotl/kip/internal/cells/ledger"
 	"github.com/elotl/kip/internal/offering"
 )
 
@@ -24,7 +25,7 @@ type core struct {
 	authorities  authorities
 	agents       *asking
 	launches     *launchQueue
-	ledger       *ledger
+	ledger       *ledger.Ledger
 	budgets      *budgets
 	pools        *pools
 	inventory    *inventory
@@ -40,7 +41,7 @@ func newCore(cfg Config) core {
 	observers := &observers{}
 	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options,
 		reserved: cfg.ReservedMemoryBytes}
-	ledger := newLedgerOf(cfg.Store)
+	ledger := ledger.New(cfg.Store)
 	budgets := &budgets{
 		table:  table,
 		ledger: ledger,
@@ -151,7 +152,7 @@ func newShared(cfg Config, c core) shared {
 	return shared{
 		listening: listening,
 		nodeNames: &nodeNames{nodes: cfg.Nodes, one: cfg.NodeName},
-		costs:     &totalCosts{table: c.table, store: cfg.Store, ledger: c.ledger, meter: cfg.Meter, clock: cfg.Clock},
+		costs:     &totalCosts{table: c.table, ledger: c.ledger, meter: cfg.Meter, clock: cfg.Clock},
 		rights:    &rights{table: c.table, loop: c.loop, events: c.events, calls: cfg.Calls, denied: map[offering.Key]bool{}},
 		retries:   retries,
 		blockers:  blockers,

@@ -39,7 +39,7 @@ func newOversight(cfg Config, c core, s shared, u upkeep, l links, e endSteps) o
 			parts: []loader{
 				generationChecks,
 				&births{clock: cfg.Clock, store: cfg.Store, inventory: c.inventory},
-				c.ledger,
+				storedCosts{c.ledger},
 				&storedCells{table: c.table, loop: c.loop, store: cfg.Store, guard: cfg.Guard, ends: c.ends},
 				&storedNotices{table: c.table, interruptions: l.interruptions},
 				&orphanCalls{table: c.table, store: cfg.Store},

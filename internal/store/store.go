@@ -373,3 +373,8 @@ func (s *Store) Fenced(key string, created int64) *Store {
 
 // Close releases the client and stops an embedded etcd.
 func (s *Store) Close() error { return s.close() }
+
+// NotWritten reports whether the error of a write means that the store has surely not written.
+func NotWritten(err error) bool {
+	return errors.Is(err, ErrConflict) || errors.Is(err, ErrNotLeader) || errors.Is(err, ErrNoSpace) || errors.Is(err, ErrTooBig)
+}

@@ -1,4 +1,4 @@
-package cells
+package ledger
 
 import (
 	"cmp"
@@ -6,91 +6,11 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/store"
 )
-
-// Amount is what cells have cost.
-type Amount = costs.Amount
-
-// Account is whom a pod's cost is put down to, besides its namespace and name.
-type Account struct {
-	// Owner is the kind and name of the pod's controller, such as Deployment/web; empty
-	// for a pod without one.
-	Owner string `json:"owner,omitempty"`
-	// Labels are those of the pod that costs are kept by, when its cell was requested.
-	Labels map[string]string `json:"labels,omitempty"`
-}
-
-// labels writes them in one order. Neither a key nor a value has a comma or "=".
-func (a Account) labels() string {
-	all := make([]string, 0, len(a.Labels))
-	for _, key := range slices.Sorted(maps.Keys(a.Labels)) {
-		all = append(all, key+"="+a.Labels[key])
-	}
-	return strings.Join(all, ",")
-}
-
-// entries are what the cell has cost in some seconds from a time on: of the pool until a
-// pod was given it, and then of the pod, which has used so much of it.
-func (c *Cell) entries(from time.Time, seconds float64, use costs.Use) []costs.Entry {
-	if from.IsZero() || seconds <= 0 {
-		return nil
-	}
-	offering, idle := c.Offering(), seconds
-	if c.Pod.UID != "" {
-		idle = min(seconds, max(0, c.StepTime(apiv1.StepGiven).Sub(from).Seconds()))
-	}
-	price := costs.Price{
-		Machine: costs.Rate{PerHour: offering.PricePerHour, Unknown: offering.Unpriced},
-		Disk:    costs.Rate{PerHour: offering.DiskPerHour, Unknown: offering.DiskUnpriced},
-		Address: costs.Rate{PerHour: offering.AddressPerHour, Unknown: offering.AddressUnpriced},
-	}
-	var all []costs.Entry
-	if idle > 0 {
-		all = append(all, costs.Of(costs.Key{
-			Namespace:    costs.NoPod,
-			Owner:        "Standby/" + c.Standby,
-			InstanceType: offering.InstanceType,
-			LaunchType:   string(offering.CapacityType()),
-		}, from, idle, price, costs.Use{Measured: idle, Idle: idle}))
-	}
-	if seconds -= idle; seconds > 0 {
-		all = append(all, costs.Of(costs.Key{
-			Namespace:    c.Pod.Namespace,
-			Owner:        c.Account.Owner,
-			Pod:          c.Pod.Name,
-			Labels:       c.Account.labels(),
-			InstanceType: offering.InstanceType,
-			LaunchType:   string(offering.CapacityType()),
-		}, from.Add(time.Duration(idle*float64(time.Second))), seconds, price, use))
-	}
-	return all
-}
-
-// running are the entries of what the cell has cost since it was last launched or started.
-func (c *Cell) running(now time.Time, use costs.Use) []costs.Entry {
-	if c.Stopped {
-		return nil
-	}
-	from := c.launched()
-	return c.entries(from, now.Sub(from).Seconds(), use)
-}
-
-// ended are the entries of a cell whose instance is stopped, or gone, by a change.
-func ended(before, after *Cell, now time.Time, use costs.Use) []costs.Entry {
-	switch {
-	case after.Phase == apiv1.Gone:
-		return after.running(now, use)
-	case after.Stopped && !before.Stopped:
-		return before.entries(before.launched(), after.BilledSeconds-before.BilledSeconds, use)
-	}
-	return nil
-}
 
 const (
 	costsPrefix = "costs/"
@@ -116,7 +36,7 @@ const (
 
 // costSums is the record at sumsKey.
 type costSums struct {
-	Namespaces map[string]Amount `json:"namespaces"`
+	Namespaces map[string]costs.Amount `json:"namespaces"`
 	// First and Last are the days that may have a record; 0 before the first.
 	First costs.Day `json:"first"`
 	Last  costs.Day `json:"last"`
@@ -166,10 +86,10 @@ func (d *costDays) claimSum(namespace string) string {
 }
 
 // byNamespace are the sums with some entries more.
-func (d *costDays) byNamespace(more []costs.Entry) map[string]Amount {
+func (d *costDays) byNamespace(more []costs.Entry) map[string]costs.Amount {
 	sums := maps.Clone(d.sums.Namespaces)
 	if sums == nil {
-		sums = map[string]Amount{}
+		sums = map[string]costs.Amount{}
 	}
 	for _, e := range more {
 		namespace := d.claimSum(e.Namespace)
@@ -235,24 +155,10 @@ func (d *costDays) written(next costDays, changes []store.Change, revision int64
 	*d = next
 }
 
-// Meter tells of a cell by its ID how much of its machine its pod has used since it was
-// given it. It must not block.
-type Meter interface {
-	Use(cell string) costs.Use
-}
-
-// useOf is what the pod of a cell has used, if that is measured.
-func useOf(m Meter, cell *Cell) costs.Use {
-	if m == nil {
-		return costs.Use{}
-	}
-	return m.Use(cell.ID)
-}
-
-// snapshot returns the entries that may still change, with those of the cells that are
+// Snapshot returns the entries that may still change, with those of the cells that are
 // there, and between which days the others are: from the first to before the last. No cell
 // ends meanwhile.
-func (l *ledger) snapshot(ctx context.Context, there func() []costs.Entry) (first, last costs.Day, entries []costs.Entry, err error) {
+func (l *Ledger) Snapshot(ctx context.Context, there func() []costs.Entry) (first, last costs.Day, entries []costs.Entry, err error) {
 	err = l.reading(ctx, func() error {
 		if first, last = l.days.sums.First, l.days.sums.Last; last != 0 {
 			if _, err := l.store.Get(ctx, daysPrefix+last.String(), &entries); err != nil {
@@ -263,4 +169,10 @@ func (l *ledger) snapshot(ctx context.Context, there func() []costs.Entry) (firs
 		return nil
 	})
 	return first, last, entries, err
+}
+
+// Day returns the entries of cells that ended on a day that is not the last one. Who reads them needs no lock.
+func (l *Ledger) Day(ctx context.Context, day costs.Day) (entries []costs.Entry, err error) {
+	_, err = l.store.Get(ctx, daysPrefix+day.String(), &entries)
+	return entries, err
 }

@@ -1,4 +1,4 @@
-package cells
+package ledger
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/store"
@@ -36,21 +35,8 @@ func (k Cost) key() string {
 }
 
 // CapacityType is how the cells were bought.
-func (k Cost) CapacityType() cloud.CapacityType { return offering.CapacityTypeOf(k.Spot, k.Dedicated) }
-
-// cost is what the cell has cost until now, by the price at which it was chosen.
-func (c Cell) cost(now time.Time) Cost {
-	offering, seconds := c.Offering(), c.BilledSeconds
-	if from := c.launched(); !from.IsZero() && !c.Stopped {
-		seconds += max(0, now.Sub(from).Seconds())
-	}
-	return Cost{
-		InstanceType: offering.InstanceType,
-		Spot:         offering.Spot,
-		Dedicated:    offering.Dedicated,
-		Seconds:      seconds,
-		Dollars:      seconds / 3600 * offering.PricePerHour,
-	}
+func (k Cost) CapacityType() offering.CapacityType {
+	return offering.CapacityTypeOf(k.Spot, k.Dedicated)
 }
 
 const (
@@ -62,14 +48,14 @@ const (
 	mostKept = 5000
 )
 
-// spending is what cells that are gone have cost in a month, in dollars by namespace.
-type spending struct {
+// Spending is what cells that are gone have cost in a month, in dollars by namespace.
+type Spending struct {
 	Month   time.Time          `json:"month"`
 	Dollars map[string]float64 `json:"dollars"`
 }
 
 // with returns the sum of two spendings: that of the later month, where these differ.
-func (s spending) with(more spending) spending {
+func (s Spending) with(more Spending) Spending {
 	switch {
 	case more.Month.After(s.Month):
 		return more
@@ -94,10 +80,10 @@ func (s spending) with(more spending) spending {
 	return s
 }
 
-// ledger sums what the cells that are gone have cost. The sums change in the
+// Ledger sums what the cells that are gone have cost. The sums change in the
 // transaction that removes the record of a cell, so that no cell counts twice or
 // not at all, whenever Kip dies.
-type ledger struct {
+type Ledger struct {
 	store *store.Store
 
 	mu       sync.Mutex
@@ -106,16 +92,23 @@ type ledger struct {
 	costs    map[string]Cost
 
 	spentRevision int64
-	spent         spending
+	spent         Spending
 
 	days costDays
 }
 
-func newLedgerOf(st *store.Store) *ledger { return &ledger{store: st, days: costDays{store: st}} }
+// New returns the ledger of a store. Nothing of it is known until it is loaded.
+func New(st *store.Store) *Ledger { return &Ledger{store: st, days: costDays{store: st}} }
+
+// Spent runs do with what the cells of a namespace that are gone have cost in a month, in dollars, and returns its error. No cell ends
+// meanwhile.
+func (l *Ledger) Spent(ctx context.Context, namespace string, month func() time.Time, do func(dollars float64) error) error {
+	return l.reading(ctx, func() error { return do(l.spentByLocked(namespace, month())) })
+}
 
 // spentByLocked is what the cells of a namespace that are gone have cost in a month. The caller
 // holds mu, and has read.
-func (l *ledger) spentByLocked(namespace string, month time.Time) float64 {
+func (l *Ledger) spentByLocked(namespace string, month time.Time) float64 {
 	if !l.spent.Month.Equal(month) {
 		return 0
 	}
@@ -123,16 +116,16 @@ func (l *ledger) spentByLocked(namespace string, month time.Time) float64 {
 }
 
 // lock waits for whoever writes the sums now.
-func (l *ledger) lock(ctx context.Context) {
+func (l *Ledger) lock(ctx context.Context) {
 	defer watchdog.Wait(ctx, watchdog.Store)()
 	l.mu.Lock()
 }
 
-// load reads what is stored, if that is not known.
-func (l *ledger) load(ctx context.Context) error { return l.reading(ctx, func() error { return nil }) }
+// Load reads what is stored, if that is not known.
+func (l *Ledger) Load(ctx context.Context) error { return l.reading(ctx, func() error { return nil }) }
 
 // reading runs do with mu held when what is stored is known, and returns its error. No cell ends meanwhile.
-func (l *ledger) reading(ctx context.Context, do func() error) error {
+func (l *Ledger) reading(ctx context.Context, do func() error) error {
 	l.lock(ctx)
 	defer l.mu.Unlock()
 	if err := l.readLocked(ctx); err != nil {
@@ -142,7 +135,7 @@ func (l *ledger) reading(ctx context.Context, do func() error) error {
 }
 
 // readLocked reads what is stored, if that is not known. The caller holds mu.
-func (l *ledger) readLocked(ctx context.Context) error {
+func (l *Ledger) readLocked(ctx context.Context) error {
 	if l.known {
 		return nil
 	}
@@ -151,7 +144,7 @@ func (l *ledger) readLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var spent spending
+	var spent Spending
 	spentRevision, err := l.store.Get(ctx, spentKey, &spent)
 	if err != nil {
 		return err
@@ -164,14 +157,14 @@ func (l *ledger) readLocked(ctx context.Context) error {
 	return nil
 }
 
-// outgoings are what a change of some cells adds to the sums.
-type outgoings struct {
-	at    time.Time
-	costs []Cost
-	// entries are of cells whose instance is gone or stopped.
-	entries []costs.Entry
-	// spent is what of the costs counts against the budgets of namespaces.
-	spent spending
+// Outgoings are what a change of some cells adds to the sums.
+type Outgoings struct {
+	At    time.Time
+	Costs []Cost
+	// Entries are of cells whose instance is gone or stopped.
+	Entries []costs.Entry
+	// Spent is what of the costs counts against the budgets of namespaces.
+	Spent Spending
 }
 
 // entering is what a change of some cells adds to the sums, before it is stored.
@@ -181,17 +174,17 @@ type entering struct {
 	sums      map[string]Cost // nil where they stay
 	days      costDays
 	dayWrites []store.Change
-	spent     *spending // nil where it stays
+	spent     *Spending // nil where it stays
 }
 
-// enter adds what some cells have cost to the sums. write stores the changes of the sums together with the end of the cells' records, and
-// returns the revision; enter returns what write does. Nobody reads or writes the sums until write has returned: by then the cells are
+// Enter adds what some cells have cost to the sums. write stores the changes of the sums together with the end of the cells' records, and
+// returns the revision; Enter returns what write does. Nobody reads or writes the sums until write has returned: by then the cells are
 // forgotten.
-func (l *ledger) enter(
-	ctx context.Context, of outgoings, write func(sums []store.Change) (revision int64, err error),
+func (l *Ledger) Enter(
+	ctx context.Context, of Outgoings, write func(sums []store.Change) (revision int64, err error),
 ) (revision int64, err error) {
-	of.costs = slices.DeleteFunc(of.costs, func(k Cost) bool { return k.Seconds == 0 })
-	if len(of.costs) == 0 && len(of.entries) == 0 {
+	of.Costs = slices.DeleteFunc(of.Costs, func(k Cost) bool { return k.Seconds == 0 })
+	if len(of.Costs) == 0 && len(of.Entries) == 0 {
 		return write(nil)
 	}
 	err = l.reading(ctx, func() error {
@@ -207,27 +200,27 @@ func (l *ledger) enter(
 }
 
 // addedLocked returns the sums with what some cells have cost. The caller holds mu.
-func (l *ledger) addedLocked(ctx context.Context, of outgoings) (in entering, err error) {
+func (l *Ledger) addedLocked(ctx context.Context, of Outgoings) (in entering, err error) {
 	in.days = l.days
-	if len(of.costs) > 0 {
-		in.sums = l.withLocked(of.costs)
+	if len(of.Costs) > 0 {
+		in.sums = l.withLocked(of.Costs)
 		in.changes = append(in.changes, store.Change{Key: ledgerKey, Value: in.sums, Revision: l.revision})
 	}
-	if len(of.entries) > 0 {
-		if in.days, in.dayWrites, err = l.days.with(ctx, of.entries, of.at); err != nil {
+	if len(of.Entries) > 0 {
+		if in.days, in.dayWrites, err = l.days.with(ctx, of.Entries, of.At); err != nil {
 			return in, err
 		}
 		in.changes = append(in.changes, in.dayWrites...)
 	}
-	if len(of.spent.Dollars) > 0 {
-		in.spent = new(l.spent.with(of.spent))
+	if len(of.Spent.Dollars) > 0 {
+		in.spent = new(l.spent.with(of.Spent))
 		in.changes = append(in.changes, store.Change{Key: spentKey, Value: *in.spent, Revision: l.spentRevision})
 	}
 	return in, nil
 }
 
 // storedLocked notes what became of the transaction. The caller holds mu.
-func (l *ledger) storedLocked(in entering, revision int64, err error) {
+func (l *Ledger) storedLocked(in entering, revision int64, err error) {
 	switch {
 	case err == nil:
 		if in.sums != nil {
@@ -237,13 +230,13 @@ func (l *ledger) storedLocked(in entering, revision int64, err error) {
 		if in.spent != nil {
 			l.spent, l.spentRevision = *in.spent, revision
 		}
-	case !notWritten(err):
+	case !store.NotWritten(err):
 		l.known = false
 	}
 }
 
 // withLocked returns the sums with some more. The caller holds mu.
-func (l *ledger) withLocked(more []Cost) map[string]Cost {
+func (l *Ledger) withLocked(more []Cost) map[string]Cost {
 	sums := maps.Clone(l.costs)
 	for _, k := range more {
 		sum := sums[k.key()]
@@ -258,20 +251,26 @@ func (l *ledger) withLocked(more []Cost) map[string]Cost {
 	return sums
 }
 
-// total returns the sums with those of the cells that are there, in the order of
+// Total returns the sums with those of the cells that are there, in the order of
 // their types. No cell ends between the two.
-func (l *ledger) total(there func() []Cost) []Cost {
+func (l *Ledger) Total(there func() []Cost) []Cost {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.SortedFunc(maps.Values(l.withLocked(there())), func(a, b Cost) int { return cmp.Compare(a.key(), b.key()) })
 }
 
-// byNamespace returns what namespaces have cost, with the cells that are there; nil before anything is read. No cell ends between the two.
-func (l *ledger) byNamespace(there func() []costs.Entry) map[string]Amount {
+// ByNamespace returns what namespaces have cost, with the cells that are there; nil before anything is read. No cell ends between the two.
+func (l *Ledger) ByNamespace(there func() []costs.Entry) map[string]costs.Amount {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.days.own == nil {
 		return nil
 	}
 	return l.days.byNamespace(slices.Concat(l.days.open, there()))
+}
+
+// MonthOf returns the beginning of the calendar month, in UTC.
+func MonthOf(t time.Time) time.Time {
+	t = t.UTC()
+	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
 }

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -15,6 +14,9 @@ import (
 	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/store"
 )
+
+// openEntries is how many entries of cells the ledger keeps apart.
+const openEntries = 32
 
 // spent is what Spent tells, in hours, by day and by whom.
 func (b *bubble) spent() map[string]float64 {
@@ -197,180 +199,25 @@ func TestWhatStoodIdleIsToldAlsoAfterTheCellHasGone(t *testing.T) {
 func TestManyEndsGoIntoTheirDayAndNothingIsLost(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		want := map[string]float64{}
-		for n := range 2*mostOpen + 5 {
+		for n := range 2*openEntries + 5 {
 			pod := fmt.Sprint("p", n)
 			b.requestFor(pod, Account{})
 			want["2000-01-01 "+ref(pod).Namespace+"  "+pod+" "] = 0.1
 		}
 		b.later(6 * time.Minute)
-		for n := range 2*mostOpen + 5 {
+		for n := range 2*openEntries + 5 {
 			b.cells.Release(ref(fmt.Sprint("p", n)).UID, "done", false)
 		}
 		b.later(time.Minute)
 		b.wantHours(want)
 		var day []costs.Entry
-		if revision, err := b.store.Get(b.Context(), daysPrefix+"2000-01-01", &day); err != nil || revision == 0 || len(day) < mostOpen {
+		if revision, err := b.store.Get(b.Context(), "costs/days/2000-01-01", &day); err != nil || revision == 0 || len(day) < openEntries {
 			t.Errorf("the day has %d entries: %v", len(day), err)
 		}
 		b.stop()
 		b.run()
 		b.wantHours(want)
 	})
-}
-
-// keeper is a ledger with a time, whose ends are stored.
-type keeper struct {
-	*testing.T
-	*ledger
-	now time.Time
-}
-
-func keeperOf(t *testing.T, st *store.Store) *keeper {
-	return &keeper{t, newLedger(t, st), time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}
-}
-
-// end enters n cells that have run for an hour, in the store or in the hands of apply.
-func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64, error)) error {
-	k.Helper()
-	var entries []costs.Entry
-	for i := range n {
-		entries = append(entries, costs.Of(costs.Key{Namespace: namespace, Pod: fmt.Sprintf("%s-%d", namespace, i)},
-			k.now.Add(-time.Hour), 3600, costs.Price{Machine: costs.Rate{PerHour: 1}}, costs.Use{}))
-	}
-	if apply == nil {
-		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
-	}
-	_, err := k.enter(k.Context(), outgoings{at: k.now, entries: entries},
-		func(changes []store.Change) (int64, error) { return apply(changes...) })
-	return err
-}
-
-// hours are those of all days, and of the namespaces.
-func (k *keeper) hours() (days, namespaces float64) {
-	k.Helper()
-	if err := k.load(k.Context()); err != nil {
-		k.Fatal(err)
-	}
-	if err := k.store.List(k.Context(), daysPrefix, func(key string, _ []byte, _ int64) error {
-		var entries []costs.Entry
-		_, err := k.store.Get(k.Context(), key, &entries)
-		for _, e := range entries {
-			days += e.Total().Seconds / 3600
-		}
-		return err
-	}); err != nil {
-		k.Fatal(err)
-	}
-	for _, e := range k.days.open {
-		days += e.Total().Seconds / 3600
-	}
-	for _, a := range k.days.byNamespace(k.days.open) {
-		namespaces += a.Seconds / 3600
-	}
-	return days, namespaces
-}
-
-func TestWhatTheStoreAnswersDecidesWhetherAnEndIsCounted(t *testing.T) {
-	lost := errors.New("no answer")
-	for _, before := range []int{1, mostOpen} { // the second end goes into the day
-		for _, tc := range []struct {
-			stored bool
-			answer error
-			want   float64
-		}{
-			{stored: true, want: 2},
-			{answer: store.ErrConflict},
-			{stored: true, answer: lost, want: 2},
-			{answer: lost},
-		} {
-			k := keeperOf(t, store.Memory(nil))
-			if err := k.end(before, "first", nil); err != nil {
-				t.Fatal(err)
-			}
-			if err := k.end(2, "second", func(changes ...store.Change) (int64, error) {
-				if !tc.stored {
-					return 0, tc.answer
-				}
-				revision, err := k.store.Apply(t.Context(), changes...)
-				return revision, errors.Join(err, tc.answer)
-			}); !errors.Is(err, tc.answer) {
-				t.Errorf("%+v: %v", tc, err)
-			}
-			for _, who := range []*keeper{k, {t, newLedger(t, k.store), k.now}} {
-				if days, namespaces := who.hours(); math.Abs(days-namespaces) > 1e-9 || math.Abs(days-float64(before)-tc.want) > 1e-9 {
-					t.Errorf("after %d ends, %+v: days have %v hours and namespaces %v, want %v",
-						before, tc, days, namespaces, float64(before)+tc.want)
-				}
-			}
-			if err := k.end(3, "third", nil); err != nil {
-				t.Errorf("%+v: the next end: %v", tc, err)
-			}
-		}
-	}
-}
-
-func TestTheLedgerStaysSmallAndForgetsDaysThatAreOld(t *testing.T) {
-	k := keeperOf(t, store.Memory(nil))
-	ends := 0.0
-	for day := range costs.Kept + 30 {
-		n := mostOpen + 1
-		if day == 7 {
-			n = 3000 // the day does not hold them all by name
-		}
-		for range 1 + day%2 { // some go into a day that has a record
-			if err := k.end(n, "ns", nil); err != nil {
-				t.Fatal(err)
-			}
-			ends += float64(n)
-		}
-		if day == 8 {
-			if days, _ := k.hours(); math.Abs(days-ends) > 1e-6 {
-				t.Errorf("%v hours, want %v: nothing is lost where names are", days, ends)
-			}
-		}
-		k.now = k.now.Add(24 * time.Hour)
-	}
-	records, most := 0, 0
-	if err := k.store.List(t.Context(), costsPrefix, func(key string, data []byte, _ int64) error {
-		if strings.HasPrefix(key, daysPrefix) {
-			records++
-			most = max(most, len(data))
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if records < costs.Kept || records > costs.Kept+2 || most > mostDayBytes {
-		t.Errorf("%d days of at most %d bytes, want %d of %d", records, most, costs.Kept, mostDayBytes)
-	}
-	if _, namespaces := k.hours(); math.Abs(namespaces-ends) > 1e-6 {
-		t.Errorf("the namespaces have %v hours, want %v: a counter does not forget", namespaces, ends)
-	}
-}
-
-func TestNamespacesBeyondTheMostAreSummedAndNoSumDecreases(t *testing.T) {
-	k := keeperOf(t, store.Memory(nil))
-	last := map[string]float64{}
-	for n := range mostNamespaces + 100 {
-		if n == mostNamespaces/2 {
-			k.ledger = newLedger(t, k.store)
-		}
-		if err := k.end(1+n%3, fmt.Sprint("ns-", n), nil); err != nil {
-			t.Fatal(err)
-		}
-		sums := k.days.byNamespace(k.days.open)
-		for namespace, was := range last {
-			if sums[namespace].Dollars < was {
-				t.Fatalf("%s has cost $%v after it had cost $%v", namespace, sums[namespace].Dollars, was)
-			}
-		}
-		for namespace, a := range sums {
-			last[namespace] = a.Dollars
-		}
-	}
-	if len(last) != mostNamespaces+1 || last[costs.Others] == 0 || last["ns-3"] == 0 {
-		t.Errorf("%d sums, others have $%v: want %d and others", len(last), last[costs.Others], mostNamespaces)
-	}
 }
 
 func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
@@ -400,19 +247,19 @@ func TestADayThatCannotBeReadHoldsUpNoEnd(t *testing.T) {
 			b.stop()
 			today := costs.DayOf(time.Now())
 			for _, change := range []store.Change{
-				{Key: daysPrefix + (today + day).String(), Value: "words"},
-				{Key: sumsKey, Value: costSums{First: today + day, Last: today + day}},
+				{Key: "costs/days/" + (today + day).String(), Value: "words"},
+				{Key: "costs/sums", Value: map[string]costs.Day{"first": today + day, "last": today + day}},
 			} {
 				if _, err := b.store.Apply(b.Context(), change); err != nil {
 					t.Fatal(err)
 				}
 			}
 			b.run()
-			for n := range 2*mostOpen + 5 {
+			for n := range 2*openEntries + 5 {
 				b.requestFor(fmt.Sprint("p", n), Account{})
 			}
 			b.later(time.Minute)
-			for n := range 2*mostOpen + 5 {
+			for n := range 2*openEntries + 5 {
 				b.cells.Release(ref(fmt.Sprint("p", n)).UID, "done", false)
 			}
 			b.later(time.Minute)
@@ -423,9 +270,28 @@ func TestADayThatCannotBeReadHoldsUpNoEnd(t *testing.T) {
 			for _, a := range b.cells.CostsByNamespace() {
 				seconds += a.Seconds
 			}
-			if seconds < 60*(2*mostOpen+5) {
+			if seconds < 60*(2*openEntries+5) {
 				t.Errorf("%s: the sums have %v seconds", name, seconds)
 			}
 		})
 	}
+}
+
+func TestTheLedgerHoldsWhatCellsCostOverRestarts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.request("b", "nano")
+		b.later(time.Hour)
+		b.cells.Release(ref("a").UID, "done", false)
+		b.later(time.Hour)
+		b.stop()
+		b.run()
+		b.later(time.Hour)
+		// a ran an hour and b three, at a dollar an hour; what the end of a
+		// takes is a second or two of polling.
+		got := b.cells.Costs()
+		if len(got) != 1 || got[0].InstanceType != "nano" || math.Abs(got[0].Dollars-4) > 0.002 || math.Abs(got[0].Seconds-4*3600) > 6 {
+			t.Fatalf("%+v, want some 4 dollars", got)
+		}
+	})
 }

@@ -1,38 +1,19 @@
-package cells
+package ledger
 
 import (
 	"errors"
-	"math"
+	"fmt"
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/store"
 )
 
-func TestTheLedgerHoldsWhatCellsCostOverRestarts(t *testing.T) {
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.request("a", "nano")
-		b.request("b", "nano")
-		b.later(time.Hour)
-		b.cells.Release(ref("a").UID, "done", false)
-		b.later(time.Hour)
-		b.stop()
-		b.run()
-		b.later(time.Hour)
-		// a ran an hour and b three, at a dollar an hour; what the end of a
-		// takes is a second or two of polling.
-		got := b.cells.Costs()
-		if len(got) != 1 || got[0].InstanceType != "nano" || math.Abs(got[0].Dollars-4) > 0.002 || math.Abs(got[0].Seconds-4*3600) > 6 {
-			t.Fatalf("%+v, want some 4 dollars", got)
-		}
-	})
-}
-
-func newLedger(t *testing.T, st *store.Store) *ledger {
+func newLedger(t *testing.T, st *store.Store) *Ledger {
 	t.Helper()
-	l := newLedgerOf(st)
-	if err := l.load(t.Context()); err != nil {
+	l := New(st)
+	if err := l.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -56,7 +37,7 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 			st := store.Memory(nil)
 			l := newLedger(t, st)
 			enter := func(seconds float64, stored bool, answer error) error {
-				_, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: seconds}}},
+				_, err := l.Enter(t.Context(), Outgoings{Costs: []Cost{{InstanceType: "nano", Seconds: seconds}}},
 					func(changes []store.Change) (revision int64, err error) {
 						if len(changes) != 1 {
 							t.Fatalf("%d changes to be stored, want 1", len(changes))
@@ -74,13 +55,13 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 			if err := enter(2, tc.stored, tc.answer); !errors.Is(err, tc.answer) {
 				t.Fatalf("it answers %v, want %v", err, tc.answer)
 			}
-			if err := l.load(t.Context()); err != nil {
+			if err := l.Load(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if got := l.total(nothing); len(got) != 1 || got[0].Seconds != tc.want {
+			if got := l.Total(nothing); len(got) != 1 || got[0].Seconds != tc.want {
 				t.Errorf("the sums are %+v, want %v seconds", got, tc.want)
 			}
-			if again := newLedger(t, st).total(nothing); again[0].Seconds != tc.want {
+			if again := newLedger(t, st).Total(nothing); again[0].Seconds != tc.want {
 				t.Errorf("after a restart the sums are %+v, want %v seconds", again, tc.want)
 			}
 		})
@@ -89,29 +70,27 @@ func TestTheLedgerTakesOverWhatIsStoredAndNothingElse(t *testing.T) {
 
 func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	launched := time.Unix(1e9, 0)
-	costs := func(dedicated bool) outgoings {
-		cell := Cell{Offerings: []Offering{{InstanceType: "nano", Dedicated: dedicated}}, BilledSeconds: 1}
-		return outgoings{costs: []Cost{cell.cost(launched)}}
+	costs := func(dedicated bool) Outgoings {
+		return Outgoings{Costs: []Cost{{InstanceType: "nano", Dedicated: dedicated, Seconds: 1}}}
 	}
 	for range 2 {
 		for _, dedicated := range []bool{true, false} {
-			if _, err := l.enter(t.Context(), costs(dedicated), func(changes []store.Change) (int64, error) {
+			if _, err := l.Enter(t.Context(), costs(dedicated), func(changes []store.Change) (int64, error) {
 				return l.store.Apply(t.Context(), changes...)
 			}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].CapacityType() != cloud.OnDemand || got[0].Seconds != 2 ||
-		got[1].CapacityType() != cloud.Dedicated || got[1].Seconds != 2 {
+	if got := newLedger(t, l.store).Total(nothing); len(got) != 2 || got[0].CapacityType() != offering.OnDemand || got[0].Seconds != 2 ||
+		got[1].CapacityType() != offering.Dedicated || got[1].Seconds != 2 {
 		t.Errorf("the sums are %+v, want 2 seconds of each capacity type", got)
 	}
 }
 
 func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	if _, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano", Seconds: 1}}}, func([]store.Change) (int64, error) {
+	if _, err := l.Enter(t.Context(), Outgoings{Costs: []Cost{{InstanceType: "nano", Seconds: 1}}}, func([]store.Change) (int64, error) {
 		if l.mu.TryLock() {
 			t.Error("the sums can be read before the cell that enters them is forgotten")
 		}
@@ -119,7 +98,7 @@ func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	l.total(func() []Cost {
+	l.Total(func() []Cost {
 		if l.mu.TryLock() {
 			t.Error("a cell can enter while the others are read")
 		}
@@ -129,12 +108,37 @@ func TestNobodyReadsTheLedgerBetweenTheEndOfACellAndItsCost(t *testing.T) {
 
 func TestWhatCostsNothingIsNotWritten(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
-	if _, err := l.enter(t.Context(), outgoings{costs: []Cost{{InstanceType: "nano"}}}, func(changes []store.Change) (int64, error) {
+	if _, err := l.Enter(t.Context(), Outgoings{Costs: []Cost{{InstanceType: "nano"}}}, func(changes []store.Change) (int64, error) {
 		if len(changes) != 0 {
 			t.Errorf("%v are stored", changes)
 		}
 		return 1, nil
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestEachMonthHasItsOwnSpending(t *testing.T) {
+	january := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	february := MonthOf(january.AddDate(0, 1, 1).In(time.FixedZone("east", 3600)))
+	l := &Ledger{spent: Spending{january, map[string]float64{"ns": 7}}}
+	if got, next := l.spentByLocked("ns", january), l.spentByLocked("ns", february); got != 7 || next != 0 {
+		t.Errorf("7 dollars of January are %v in January and %v in February", got, next)
+	}
+}
+
+func TestSpendingsOfTooManyNamespacesForgetTheLeast(t *testing.T) {
+	month := MonthOf(time.Now())
+	many := map[string]float64{}
+	for n := range mostKept + 10 {
+		many[fmt.Sprint("ns", n)] = float64(n + 1)
+	}
+	all := Spending{Month: month}.with(Spending{month, many})
+	if _, there := all.Dollars["ns9"]; len(all.Dollars) != mostKept || there {
+		t.Errorf("%d namespaces are kept, the tenth of them: %t", len(all.Dollars), there)
+	}
+	later := all.with(Spending{month.AddDate(0, 1, 0), map[string]float64{"a": 1}})
+	if len(later.Dollars) != 1 || len(later.with(all).Dollars) != 1 {
+		t.Errorf("the next month has %d namespaces", len(later.Dollars))
 	}
 }
