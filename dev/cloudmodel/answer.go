@@ -1,6 +1,7 @@
 package cloudmodel
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -10,9 +11,14 @@ import (
 // gone, is io.ErrUnexpectedEOF, which a server's client would see.
 func Answer(model http.Handler, r *http.Request) (answer *httptest.ResponseRecorder, err error) {
 	defer func() {
-		if p := recover(); p == http.ErrAbortHandler {
+		switch p := recover().(type) {
+		case nil:
+		case error:
+			if !errors.Is(p, http.ErrAbortHandler) {
+				panic(p)
+			}
 			err = io.ErrUnexpectedEOF
-		} else if p != nil {
+		default:
 			panic(p)
 		}
 	}()

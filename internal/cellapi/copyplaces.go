@@ -27,8 +27,8 @@ func (c *boundPod) holdPlace(p *copied) {
 	c.copies.places[name] = &copyPlace{set: p.set}
 }
 
-// heldFrom are the pods of sets whose places a set cannot have. A node plugin of the pod's volumes may have those of all other sets: the pod
-// does not start without it. c.mu is held.
+// heldFrom are the pods of sets whose places a set cannot have. A node plugin of the pod's volumes may have those of all other sets:
+// the pod does not start without it. c.mu is held.
 func (c *boundPod) heldFrom(set *setPod) (others []*corev1.Pod) {
 	plugin := set.terms.HasPlugin(c.drivers)
 	for name, place := range c.copies.places {

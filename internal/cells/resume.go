@@ -41,8 +41,8 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	return await("its launch"), nil
 }
 
-// gather hands the cells of a stored launch over to it, of which e was one, at a place, when its record was read. It waits until all of them
-// know that they are stored with it.
+// gather hands the cells of a stored launch over to it, of which e was one, at a place, when its record was read. It waits until all
+// of them know that they are stored with it.
 func (s *resuming) gather(l *launch, e *entry, place int) (progress, error) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -20,7 +20,8 @@ import (
 func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, own := t.Context(), store.Memory(nil)
-		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}, role: &role{}}
+		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}},
+			role: &role{}}
 		m := &machines{process: k, own: own}
 		put := func(id string, pod types.UID, phase apiv1.Phase, room catalog.Resources) {
 			t.Helper()
@@ -62,7 +63,8 @@ func TestAStoreThatFailsIsLeftAlone(t *testing.T) {
 			reads++
 			return broken
 		})
-		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}, role: &role{}}
+		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}},
+			role: &role{}}
 		m := &machines{process: k, own: own}
 		if _, err := own.Put(t.Context(), "cells/a", cells.Cell{ID: "a", Pod: apiv1.PodReference{UID: "pod"}, Phase: apiv1.Bound,
 			Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {

@@ -41,7 +41,8 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 		"kernel": {annotated("kernel", "pod.elotl.co/host-sysctls: vm.max_map_count=262144"), "AnnotationUnsupported",
 			"its cells share the kernel of their host"},
 		"pages": {namespace.Bare("pages", "  nodeName: "+harness.Node+"\n"+
-			container(", resources: {limits: {memory: 64Mi, hugepages-2Mi: 4Mi}}")), "Unplaceable", "have no hugepages-2Mi (machines share the kernel of their host)"},
+			container(", resources: {limits: {memory: 64Mi, hugepages-2Mi: 4Mi}}")), "Unplaceable",
+			"have no hugepages-2Mi (machines share the kernel of their host)"},
 		"module": {annotated("module", "pod.elotl.co/host-modules: br_netfilter"), "AnnotationUnsupported", "br_netfilter"},
 		"typo":   {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
 	} {

@@ -530,8 +530,8 @@ func (s *space) nothingLeft() {
 	})
 }
 
-// profiles has a profile in provider.yaml. The command that doctor prints makes its webhooks, and deploy.sh's stay as they are. Then deploy.sh
-// makes them by itself, and leaves the profile.
+// profiles has a profile in provider.yaml. The command that doctor prints makes its webhooks, and deploy.sh's stay as they are. Then
+// deploy.sh makes them by itself, and leaves the profile.
 func (s *space) profiles(image string) {
 	s.Helper()
 	configs := world.Admin.CoreV1().ConfigMaps(kipNamespace)
