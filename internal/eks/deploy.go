@@ -125,14 +125,11 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	f.image = image
 	problems = append(problems, d.checkRole(ctx, f, cluster, network)...)
 	f.plan = plan{image: d.image(), role: d.Role, namespace: d.Namespace}
-	settings := d.settings(cluster, network, instanceType)
-	if f.running.admission != nil {
-		settings["admission"] = f.running.admission
+	settings, err := merged(f.running.config, d.settings(cluster, network, instanceType))
+	if err == nil {
+		err = f.plan.configure(settings)
 	}
-	if f.running.daemonSets != nil {
-		settings["cells"].(map[string]any)["daemonSets"] = f.running.daemonSets
-	}
-	if err = f.plan.configure(settings); len(problems) == 0 {
+	if len(problems) == 0 {
 		failed(err)
 	}
 	if f.api != nil {
@@ -148,7 +145,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 // checkRole says what the roles of Kip and of cells lack.
 func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n eks.Network) (problems []string) {
 	account, wanted, profile := f.account, d.role(c, n, f.running), eks.Findings{}
-	d.noteGrants()
+	d.noteGrants(f.running.config)
 	if d.Profile != "" {
 		var err error
 		if wanted.Passes, err = account.CheckProfile(ctx, d.Profile, &profile); err != nil {
@@ -168,8 +165,12 @@ func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n ek
 	return slices.Concat(problems, role.Problems, profile.Problems)
 }
 
-// noteGrants says what settings grants to whoever may make a pod.
-func (d *Deployment) noteGrants() {
+// noteGrants says what settings grants to whoever may make a pod, unless the installed configuration has other grants, which stay.
+func (d *Deployment) noteGrants(installed map[string]any) {
+	if grants, has, _ := unstructured.NestedFieldNoCopy(installed, strings.Split(grantsKey, ".")...); has && grants != nil && !open(grants) {
+		d.Say("Note: cells.grants of the installed provider.yaml stay as they are")
+		return
+	}
 	const others = "any security group of the VPC, and the metadata service of their cells (docs/kip-2020.md#pods-that-name-a-profile-or-groups)"
 	if d.Profile == "" {
 		d.Say("Note: pods of every namespace may name any instance profile whose role Kip's role may pass, %s. Whoever may make a pod gets what "+

@@ -857,6 +857,56 @@ func TestProfilesOfAnInstalledKipStayAndGetTheirWebhooks(t *testing.T) {
 	}
 }
 
+// What somebody has written into the installed configuration stays, grants above all. What the flags and the account say is written anew.
+func TestWhatIsWrittenIntoTheInstalledConfigurationStays(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	w.write("{namespaces: [{namespace: team-a, allowMetadata: true}]}", "cells", "grants")
+	w.write("[{host: registry.example, plainHTTP: true}]", "cells", "registries")
+	w.write("{cpu: 7, memory: auto}", "kubelet", "capacity")
+	w.write("[{launchTypes: [spot]}]", "nodes")
+	w.write("true", "cells", "privateIPOnly")
+	w.write("m5.large", "cells", "defaultInstanceType")
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	c := w.installedConfig()
+	if g := c.Cells.Grants.Namespaces; len(g) != 1 || g[0].Namespace != "team-a" {
+		t.Errorf("the grants are %+v", g)
+	}
+	if len(c.Cells.Registries) != 1 || c.Kubelet.Capacity.Cpu().Value() != 7 || len(c.Nodes) != 1 || c.AutoNodes != "" {
+		t.Errorf("of what was written there is %+v, %v, %+v", c.Cells.Registries, c.Kubelet.Capacity, c.Nodes)
+	}
+	if c.Cells.DefaultInstanceType == "m5.large" {
+		t.Error("the type that --instance-type says is not written anew")
+	}
+	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "cells.grants of the installed provider.yaml stay as they are") {
+		t.Errorf("it said %s", said)
+	}
+	w.write("of many kinds", "cells")
+	if err := w.run(); err == nil || !strings.Contains(err.Error(), "cells of the installed provider.yaml is of many kinds: want keys and values") {
+		t.Errorf("with cells that are none: %v", err)
+	}
+}
+
+// A provider.yaml that cannot be read is not replaced: all that somebody has written into it would be gone.
+func TestAnInstalledConfigurationThatIsNoYAMLIsLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	w.api.mu.Lock()
+	w.api.objects["/api/v1/namespaces/kip/configmaps/kip-provider-config"]["data"].(object)["provider.yaml"] = "cells: {grants"
+	w.api.mu.Unlock()
+	if err := w.run(); err == nil || !strings.Contains(err.Error(), "provider.yaml of ConfigMap kip/kip-provider-config is not valid YAML") {
+		t.Errorf("it says %v", err)
+	}
+}
+
 // DaemonSets that the installed configuration names stay, too, and the API server asks Kip about these alone.
 func TestDaemonSetsOfAnInstalledKipStayAndGetTheirWebhook(t *testing.T) {
 	w := newWorld(t)

@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
+	"sigs.k8s.io/yaml"
 )
 
 // Kubernetes is the API of the cluster that the kubeconfig names.
@@ -211,8 +212,8 @@ type running struct {
 	class string
 	// subnets are those of cells, by the installed configuration; none if there is none.
 	subnets []string
-	// admission and daemonSets are what that configuration has of these: its profiles, and the sets that it names, are the user's, and stay.
-	admission, daemonSets any
+	// config is that configuration, as it is written.
+	config map[string]any
 }
 
 // find says who has the node already. Another installation's is left alone.
@@ -249,7 +250,10 @@ func (k *Kubernetes) find(ctx context.Context, namespace string) (r running, err
 	switch installed, err := k.Client.CoreV1().ConfigMaps(namespace).Get(ctx, configMap, metav1.GetOptions{}); {
 	case err == nil:
 		r.subnets = subnetsOf(installed.Data["provider.yaml"])
-		r.admission, r.daemonSets = writtenIn(installed.Data["provider.yaml"])
+		if err := yaml.Unmarshal([]byte(installed.Data["provider.yaml"]), &r.config); err != nil {
+			return r, fmt.Errorf("provider.yaml of ConfigMap %s/%s is not valid YAML, and nothing of it would stay: %w; mend it, or delete the ConfigMap",
+				namespace, configMap, err)
+		}
 	case !apierrors.IsNotFound(err):
 		return r, fmt.Errorf("get ConfigMap %s/%s: %w", namespace, configMap, err)
 	}

@@ -190,16 +190,6 @@ func (p *plan) configure(settings map[string]any) error {
 	return nil
 }
 
-// writtenIn is what an installed configuration has of admission and of cells.daemonSets, as it is written; nil for nothing.
-func writtenIn(provider string) (admission, daemonSets any) {
-	var installed map[string]any
-	if err := yaml.Unmarshal([]byte(provider), &installed); err != nil {
-		return nil, nil // with that no Kip runs
-	}
-	cells, _ := installed["cells"].(map[string]any)
-	return installed["admission"], cells["daemonSets"]
-}
-
 // subnetsOf are the subnets that an installed configuration names. One that this version does not take names none.
 func subnetsOf(provider string) []string {
 	c, _, err := config.Parse("provider.yaml", []byte(provider))
