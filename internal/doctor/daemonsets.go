@@ -162,14 +162,18 @@ func fares(s *set, cells []apiv1.Cell) finding.Finding {
 	return finding.Warn(cure, message, s, running, len(bad), which)
 }
 
-// named names the entries of cells.daemonSets that name no DaemonSet, and the DaemonSets of others that have no pod on Kip's nodes.
+// named names the entries of cells.daemonSets that name no DaemonSet, and the DaemonSets that have no pod on Kip's nodes.
 func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Finding) {
-	if k.c.Provider == nil || len(k.c.Provider.Cells.DaemonSets) == 0 || len(k.own) == 0 {
+	if k.c.Provider == nil || len(k.own) == 0 {
 		return nil
 	}
 	list, err := k.c.Cluster.Kube.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return one(unasked("list the DaemonSets, of which cells.daemonSets names some", err))
+		return one(unasked("list the DaemonSets, to see which are not on Kip's nodes", err))
+	}
+	if others := k.unnamed(list.Items); len(others) > 0 {
+		found = one(finding.Fine("these DaemonSets have no pod on Kip's nodes, and run beside no pod there, since cells.daemonSets does not name them "+
+			"(docs/daemonsets.md): %s", listed(others)))
 	}
 	configured, err := ports{k.installation}.webhookConfiguration(ctx)
 	if err != nil {
@@ -195,13 +199,35 @@ func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Findi
 	return found
 }
 
+// unnamed are the DaemonSets without a pod on Kip's nodes that no entry names, but for those that only machines need.
+func (k daemonSets) unnamed(all []appsv1.DaemonSet) (names []string) {
+	for n := range all {
+		d := &all[n]
+		isNamed := slices.ContainsFunc(k.c.Provider.Cells.DaemonSets, func(e config.DaemonSet) bool { return namedBy(e, d) })
+		pod := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
+		if !isNamed && !k.hasMachine(d) && forMachines(d.Name, pod) == "" {
+			names = append(names, d.Namespace+"/"+d.Name)
+		}
+	}
+	return names
+}
+
+// listed is the first of these, and how many there are besides.
+func listed(names []string) string {
+	text := strings.Join(names[:min(len(names), mostNamed)], ", ")
+	if more := len(names) - mostNamed; more > 0 {
+		text += fmt.Sprintf(", and %d more", more)
+	}
+	return text
+}
+
 // namedBy reports whether an entry names a DaemonSet.
 func namedBy(e config.DaemonSet, d *appsv1.DaemonSet) bool {
 	s, err := labels.Parse(e.Selector)
 	return err == nil && e.Namespace == d.Namespace && (e.Name == "" || e.Name == d.Name) && s.Matches(labels.Set(d.Spec.Template.Labels))
 }
 
-// hasMachine reports whether a DaemonSet has pods on Kip's nodes, all the same.
+// hasMachine reports whether a DaemonSet has pods on Kip's nodes, with a machine or without.
 func (k daemonSets) hasMachine(d *appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(k.onOwn, func(p corev1.Pod) bool {
 		owner := apiv1.DaemonSetOf(&p)

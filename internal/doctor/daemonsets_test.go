@@ -116,6 +116,10 @@ func TestDoctorListsTheDaemonSetsBesidePods(t *testing.T) {
 		"too many are not": {installed, beside(corev1.ConditionFalse, "a", "b", "c", "d"), check, finding.Failed,
 			"cell-3 beside pod shop/web (c), and 1 more", "kubectl get cell cell-1 -o yaml"},
 		"none says so": {installed, beside(corev1.ConditionFalse, ""), check, finding.Warning, "is not Ready yet", "kubectl describe daemonset -n logging fluent-bit"},
+		"others have no pod there": {installed, func(w *world) {
+			w.provider = &config.Config{}
+			w.others = append(w.others, daemonSet("logging", "absent", nil), daemonSet("kube-system", "kube-proxy", nil))
+		}, check, finding.OK, "since cells.daemonSets does not name them (docs/daemonsets.md): logging/absent", ""},
 		"it may not": {installed, func(w *world) {
 			const why = "DaemonSet own does not run beside pods: not granted"
 			w.pods = append(w.pods, setPod("team", "own", "DaemonSetLeftOut", why, corev1.ConditionTrue))
