@@ -588,6 +588,7 @@ func TestTheDeletionOfAPodIsSeenWhateverIsKnownOfTheCopiesBesideIt(t *testing.T)
 				h.server.RunsNone("c1")
 				eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
 			}
+			own = own.DeepCopy() // the API server still sends the other
 			own.DeletionTimestamp, own.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(1))
 			h.up.put(own)
 			eventually(t, "the kubelet sees the deletion", func() bool {
