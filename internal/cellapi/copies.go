@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -323,19 +324,35 @@ func (c *boundPod) keepsOut(set *setPod) string {
 		}
 	}
 	// By the kubelet's own rule: one that does not fit it fails, or ends the cell's pod for it.
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
-		asked, is := resource.PodRequests(set.pod, resource.PodResourcesOptions{})[name]
-		if !is || asked.IsZero() {
+	asks, counted := countedOf(set.pod)
+	for _, name := range counted {
+		asked, has, sum := asks[name], allocatable[name], used[name]
+		if asked.IsZero() {
 			continue
 		}
-		has, sum := allocatable[name], used[name]
 		sum.Add(asked)
 		if sum.Cmp(has) > 0 {
+			if has.IsZero() {
+				return fmt.Sprintf("it asks for %s %s, and the cell has none", name, asked.String())
+			}
 			already := used[name]
 			return fmt.Sprintf("it asks for %s %s, and %s of the %s of the cell are taken", name, asked.String(), already.String(), has.String())
 		}
 	}
 	return ""
+}
+
+// countedOf returns the requests of a set's pod, and the names of those for which the cell must have room.
+func countedOf(pod *corev1.Pod) (asks corev1.ResourceList, counted []corev1.ResourceName) {
+	asks = resource.PodRequests(pod, resource.PodResourcesOptions{})
+	var pages []corev1.ResourceName
+	for name, q := range resource.PodLimits(pod, resource.PodResourcesOptions{}) {
+		if strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
+			asks[name], pages = q, append(pages, name) // a set's template may have limits alone, which become the requests
+		}
+	}
+	slices.Sort(pages)
+	return asks, append([]corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}, pages...)
 }
 
 // leaveOut notes that the cell does not run a set, and tells the owners of both. c.mu is held.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -365,14 +366,32 @@ func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
 		}
 	}
+	pages := func(size string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			all := corev1.ResourceList{"hugepages-2Mi": resource.MustParse(size)}
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: all, Limits: all}
+		}
+	}
+	template := func(p *corev1.Pod) {
+		pages("64Mi")(p)
+		p.Spec.Containers[0].Resources.Requests = nil
+	}
 	for name, tc := range map[string]struct {
 		own, set func(*corev1.Pod)
+		pages    string // that the cell has; "" for none
 		why      string
 	}{
-		"the host port of the pod":     {port, port, "host port TCP 9100 is that of pod shop/web"},
-		"more than the cell has":       {asks("1"), asks("1"), "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
-		"more than static pods leave":  {asks("800m"), asks("1"), "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
-		"as much as the cell has left": {asks("1"), asks("900m"), ""},
+		"the host port of the pod":     {port, port, "", "host port TCP 9100 is that of pod shop/web"},
+		"more than the cell has":       {asks("1"), asks("1"), "", "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
+		"more than static pods leave":  {asks("800m"), asks("1"), "", "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
+		"as much as the cell has left": {asks("1"), asks("900m"), "", ""},
+		"huge pages, and there are none": {asks("1"), pages("64Mi"), "",
+			"it asks for hugepages-2Mi 64Mi, and the cell has none"},
+		"huge pages by its limits alone": {asks("1"), template, "",
+			"it asks for hugepages-2Mi 64Mi, and the cell has none"},
+		"more huge pages than the pod leaves": {pages("64Mi"), pages("128Mi"), "128Mi",
+			"it asks for hugepages-2Mi 128Mi, and 64Mi of the 128Mi of the cell are taken"},
+		"as many huge pages as the pod leaves": {pages("64Mi"), pages("64Mi"), "128Mi", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, told := setHouse(t)
@@ -380,6 +399,10 @@ func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
 			pod := podOn("web")
 			tc.own(pod)
 			m := newMachine(t, "c1")
+			if tc.pages != "" {
+				m.has.Allocatable = maps.Clone(m.has.Allocatable)
+				m.has.Allocatable["hugepages-2Mi"] = resource.MustParse(tc.pages)
+			}
 			c := m.joinReady(h)
 			if name == "more than static pods leave" {
 				c.Reserve(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")}, nil)

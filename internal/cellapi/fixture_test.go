@@ -180,13 +180,14 @@ func podInformerOf(t testing.TB, up *apiServer, node string) cache.SharedIndexIn
 // may come and go.
 type machine struct {
 	id      string
+	has     CellInfo
 	http    *httptest.Server
 	handler atomic.Pointer[Cell]
 }
 
 func newMachine(t *testing.T, id string) *machine {
 	t.Helper()
-	m := &machine{id: id}
+	m := &machine{id: id, has: info}
 	m.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := m.handler.Load()
 		if c == nil {
@@ -209,7 +210,7 @@ var info = CellInfo{
 
 // join makes the machine a cell of the house.
 func (m *machine) join(h *house) *Cell {
-	c := h.server.AddCell(m.id, info)
+	c := h.server.AddCell(m.id, m.has)
 	m.handler.Store(c)
 	return c
 }
