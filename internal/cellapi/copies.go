@@ -302,14 +302,20 @@ func (c *boundPod) keepsOut(set *setPod) string {
 	for _, p := range c.copies.all {
 		others = append(others, p.current)
 	}
-	others = append(others, c.heldFrom(set)...)
-	if len(others) > daemonsets.MostCopies {
+	held, taken := c.heldFrom(set), "taken"
+	if len(others)+len(held) > daemonsets.MostCopies {
 		return fmt.Sprintf("the cell runs %d pods of DaemonSets, which is the most", daemonsets.MostCopies)
 	}
 	for _, other := range others {
 		if port := daemonsets.Conflict(set.pod, other); port != "" {
 			return fmt.Sprintf("host port %s is that of pod %s/%s there", port, other.Namespace, other.Name)
 		}
+	}
+	for _, other := range held {
+		if port := daemonsets.Conflict(set.pod, other.pod); port != "" {
+			return fmt.Sprintf("host port %s is kept there for the next pod of DaemonSet %s", port, other.setName())
+		}
+		others, taken = append(others, other.pod), "taken, or kept for the next pods of DaemonSets"
 	}
 	allocatable := c.node.allocatable()
 	used := corev1.ResourceList{}
@@ -336,7 +342,7 @@ func (c *boundPod) keepsOut(set *setPod) string {
 				return fmt.Sprintf("it asks for %s %s, and the cell has none", name, asked.String())
 			}
 			already := used[name]
-			return fmt.Sprintf("it asks for %s %s, and %s of the %s of the cell are taken", name, asked.String(), already.String(), has.String())
+			return fmt.Sprintf("it asks for %s %s, and %s of the %s of the cell are %s", name, asked.String(), already.String(), has.String(), taken)
 		}
 	}
 	return ""

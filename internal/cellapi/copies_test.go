@@ -642,6 +642,36 @@ func TestANodePluginOfThePodsVolumesMayHaveARoomThatIsHeld(t *testing.T) {
 	}
 }
 
+func TestASetThatIsLeftOutIsToldForWhomAPlaceIsKept(t *testing.T) {
+	for name, tc := range map[string]struct {
+		asks func(*corev1.Pod)
+		why  string
+	}{
+		"a host port": {func(p *corev1.Pod) { p.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 9100}} },
+			"host port TCP 9100 is kept there for the next pod of DaemonSet logging/shipper"},
+		"room": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+		}, "it asks for cpu 1, and 1 of the 1900m of the cell are taken, or kept for the next pods of DaemonSets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, _ := setHouse(t)
+			set := h.up.put(setPodOn("shipper", "shipper-1", tc.asks)).(*corev1.Pod)
+			h.bindNew(newMachine(t, "c1").joinReady(h), podOn("web"))
+			eventually(t, "it runs", func() bool { return len(h.server.Copies(set.UID)) == 1 })
+			clk := h.clock.(*stepped)
+			clk.hold(true) // the place stays kept
+			t.Cleanup(func() { clk.hold(false) })
+			h.server.sets.gone(set)
+			h.up.remove(set)
+			other := h.up.put(setPodOn("other", "other-1", tc.asks)).(*corev1.Pod)
+			eventually(t, "the other is seen to", func() bool { return len(h.server.Copies(other.UID)) == 1 })
+			if is := h.server.Copies(other.UID)[0]; !is.LeftOut || is.Why != tc.why {
+				t.Errorf("%+v, want %q", is, tc.why)
+			}
+		})
+	}
+}
+
 func TestARoomIsItsSetsThroughAnUpdate(t *testing.T) {
 	asks := func(cpu string, port int32, age time.Duration) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {

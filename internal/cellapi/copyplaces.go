@@ -2,9 +2,8 @@ package cellapi
 
 import (
 	"cmp"
+	"slices"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/daemonsets"
 )
@@ -27,15 +26,16 @@ func (c *boundPod) holdPlace(p *copied) {
 	c.copies.places[name] = &copyPlace{set: p.set}
 }
 
-// heldFrom are the pods of sets whose places a set cannot have. A node plugin of the pod's volumes may have those of all other sets:
-// the pod does not start without it. c.mu is held.
-func (c *boundPod) heldFrom(set *setPod) (others []*corev1.Pod) {
+// heldFrom returns the sets whose places another set cannot have, as their last pods were. A node plugin of the pod's volumes may have
+// those of all other sets: the pod does not start without it. c.mu is held.
+func (c *boundPod) heldFrom(set *setPod) (others []*setPod) {
 	plugin := set.terms.HasPlugin(c.drivers)
 	for name, place := range c.copies.places {
 		if name != set.setName() && (!plugin || place.set.terms.HasPlugin(c.drivers)) {
-			others = append(others, place.set.pod)
+			others = append(others, place.set)
 		}
 	}
+	slices.SortFunc(others, func(a, b *setPod) int { return daemonsets.Order(a.pod, b.pod) })
 	return others
 }
 
