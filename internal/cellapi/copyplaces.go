@@ -10,6 +10,9 @@ import (
 
 // copyPlace is what a copy had of its machine, room and host ports, when it ended with its pod. It stays the set's until the next pod of
 // the set comes: otherwise a set that was left out would take it in the middle of an update.
+//
+// Places are in memory alone, and a kubelet does not say which copies it runs before it is shown them. So a Kip that starts between two
+// pods of a set lets in one that was left out, if that fits then. The next pod of the set is left out on that cell.
 type copyPlace struct {
 	set   *setPod
 	until time.Time // zero while the pod stands on the node, where other cells may still end their copies
