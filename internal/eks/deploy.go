@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 	"github.com/elotl/kip/internal/cloud/aws/images"
+	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
@@ -132,6 +133,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	if len(problems) == 0 {
 		failed(err)
 	}
+	d.noteProfiles(f.plan)
 	if f.api != nil {
 		problems = append(problems, d.checkCluster(ctx, &f, cluster)...)
 	}
@@ -163,6 +165,19 @@ func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n ek
 	}
 	d.note(slices.Concat(role.Notes, profile.Notes))
 	return slices.Concat(problems, role.Problems, profile.Problems)
+}
+
+// noteProfiles says about which pods the API server asks Kip for the profiles.
+func (d *Deployment) noteProfiles(p plan) {
+	switch {
+	case !p.profiled:
+	case len(p.namespaces) > 0:
+		d.Say("Profiles: the API server asks Kip about pods of %s, which admission.profiles names", strings.Join(p.namespaces, ", "))
+	default:
+		d.Say("Note: the API server asks Kip about pods of all namespaces but %s and %s, since a profile names no namespaces, or some by a "+
+			"pattern. For webhooks that ask about fewer pods: docs/profiles.md#without-the-chart",
+			strings.Join(config.SystemNamespaces, ", "), p.namespace)
+	}
 }
 
 // noteGrants says what settings grants to whoever may make a pod, unless the installed configuration has other grants, which stay.

@@ -857,6 +857,48 @@ func TestProfilesOfAnInstalledKipStayAndGetTheirWebhooks(t *testing.T) {
 	}
 }
 
+// If every profile names its namespaces, the API server asks Kip about pods of these alone. Else deploy.sh says that it asks about all.
+func TestProfilesThatNameTheirNamespacesAreAskedAboutThereAlone(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	const others = "all namespaces but kube-system, kube-public, kube-node-lease and kip,"
+	for _, step := range []struct{ admission, operator, values, says string }{
+		{"{profiles: [{name: batch, namespaces: [ml, etl], mode: burst}, {name: web, namespaces: [shop, ml], gpu: true, mode: only}]}",
+			"In", "[etl ml shop]", "pods of etl, ml, shop, which"},
+		{"{profiles: [{name: batch, namespaces: [kube-system], mode: burst}]}", "In", "[kube-system]", "pods of kube-system, which"},
+		{"{profiles: [{name: batch, namespaces: [ml, 'etl-*'], mode: burst}]}", "NotIn", "[kube-system kube-public kube-node-lease kip]", others},
+		{"{profiles: [{name: batch, namespaces: [ml], mode: burst}, {name: gpus, gpu: true, mode: only}]}", "NotIn",
+			"[kube-system kube-public kube-node-lease kip]", others},
+	} {
+		w.writeAdmission(step.admission)
+		w.said = nil
+		if err := w.run(); err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Join(w.said, "\n"); !strings.Contains(said, step.says) {
+			t.Errorf("with %s it said %s, want %q", step.admission, said, step.says)
+		}
+		narrowed := 0
+		for _, h := range w.api.at("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/"+node, "webhooks").([]any) {
+			hook := h.(object)
+			if hook["name"] != "profiles.kip.elotl.co" && hook["name"] != "bindings.kip.elotl.co" {
+				continue
+			}
+			narrowed++
+			by := hook["namespaceSelector"].(object)["matchExpressions"].([]any)[0].(object)
+			if by["key"] != "kubernetes.io/metadata.name" || by["operator"] != step.operator || fmt.Sprint(by["values"]) != step.values {
+				t.Errorf("with %s %s asks by %v, want %s %s", step.admission, hook["name"], by, step.operator, step.values)
+			}
+		}
+		if narrowed != 2 {
+			t.Errorf("with %s there are %d webhooks of profiles", step.admission, narrowed)
+		}
+	}
+}
+
 // What somebody has written into the installed configuration stays, grants above all. What the flags and the account say is written anew.
 func TestWhatIsWrittenIntoTheInstalledConfigurationStays(t *testing.T) {
 	w := newWorld(t)

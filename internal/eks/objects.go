@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,7 @@ type plan struct {
 	image, role, namespace string
 	provider               []byte   // provider.yaml
 	profiled               bool     // it has profiles
+	namespaces             []string // those of the pods that profiles may choose; none if a profile does not name them
 	sets                   []string // the expressions of CEL that hold for DaemonSets that run beside pods
 	dns                    string   // an address; "" if Kip finds it
 	class                  string
@@ -59,6 +61,11 @@ func (p plan) objects() ([]*unstructured.Unstructured, error) {
 		}
 		if o.GetKind() == "MutatingWebhookConfiguration" && len(p.sets) > 0 {
 			if err := p.askAboutSets(o); err != nil {
+				return nil, err
+			}
+		}
+		if o.GetKind() == "MutatingWebhookConfiguration" && len(p.namespaces) > 0 {
+			if err := p.askAboutNamespaces(o); err != nil {
 				return nil, err
 			}
 		}
@@ -126,6 +133,38 @@ func (p plan) askAboutSets(o *unstructured.Unstructured) error {
 	return unstructured.SetNestedSlice(o.Object, hooks, "webhooks")
 }
 
+// askAboutNamespaces has the webhooks of profiles ask about the namespaces alone that profiles name.
+func (p plan) askAboutNamespaces(o *unstructured.Unstructured) error {
+	hooks, _, err := unstructured.NestedSlice(o.Object, "webhooks")
+	if err != nil {
+		return err
+	}
+	var values []any
+	for _, namespace := range p.namespaces {
+		values = append(values, namespace)
+	}
+	for _, h := range hooks {
+		if hook := h.(map[string]any); hook["name"] == "profiles.kip.elotl.co" || hook["name"] == "bindings.kip.elotl.co" {
+			hook["namespaceSelector"] = map[string]any{"matchExpressions": []any{map[string]any{
+				"key": corev1.LabelMetadataName, "operator": string(metav1.LabelSelectorOpIn), "values": values,
+			}}}
+		}
+	}
+	return unstructured.SetNestedSlice(o.Object, hooks, "webhooks")
+}
+
+// namespacesOf returns the namespaces of the pods that profiles may choose, sorted; nil if a profile names none, or names a pattern.
+func namespacesOf(profiles []config.Profile) (all []string) {
+	for _, p := range profiles {
+		if len(p.Namespaces) == 0 || slices.ContainsFunc(p.Namespaces, func(name string) bool { return strings.HasSuffix(name, "*") }) {
+			return nil
+		}
+		all = append(all, p.Namespaces...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // setsOf are expressions of CEL, one of which holds for each DaemonSet that runs beside pods, as the chart makes them
 // (deploy/helm/kip/templates/_daemonsets.tpl).
 func setsOf(c *config.Config) (all []string) {
@@ -186,7 +225,8 @@ func (p *plan) configure(settings map[string]any) error {
 	if err != nil {
 		return fmt.Errorf("the configuration that would be installed is not valid: %w", err)
 	}
-	p.provider, p.profiled, p.sets = text, len(c.Admission.Profiles) > 0, setsOf(c)
+	p.provider, p.sets = text, setsOf(c)
+	p.profiled, p.namespaces = len(c.Admission.Profiles) > 0, namespacesOf(c.Admission.Profiles)
 	return nil
 }
 
