@@ -142,11 +142,12 @@ func (w *Webhook) report(err error) {
 	var ignored errUnasked
 	if errors.Is(err, errNotInstalled) && len(w.cfg.Profiles.List) > 0 {
 		ignored = errUnasked("admission.profiles have no effect: the API server asks Kip about no pods, since there is no " +
-			"MutatingWebhookConfiguration " + w.cfg.Name + ", which the chart makes with webhook.enabled")
+			"MutatingWebhookConfiguration " + w.cfg.Name + ", which the chart makes with webhook.enabled; without the chart see docs/profiles.md")
+		err = ignored
 	}
 	switch {
 	case ignored != "" || errors.As(err, &ignored):
-		w.cfg.Log.Warn("the API server does not ask about the pods of profiles", "err", err)
+		w.cfg.Log.Warn("the API server does not ask about the pods of profiles", "err", err, "configuration", w.cfg.Name)
 		if w.cfg.Unasked != nil {
 			w.cfg.Unasked(ignored.Error())
 		}

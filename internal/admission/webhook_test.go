@@ -389,13 +389,13 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 func TestUnaskedIsCalledWhereThereAreProfilesAndNoConfiguration(t *testing.T) {
 	for name, profiles := range map[string]Profiles{"profiles": profilesOf(Profile{Name: "p"}), "none": {}} {
 		clock, looks, heard := clocktesting.NewFakeClock(time.Now()), make(chan struct{}, 100), make(chan string, 100)
-		api := fake.NewSimpleDynamicClient(scheme.Scheme)
+		api, log := fake.NewSimpleDynamicClient(scheme.Scheme), strings.Builder{} // which Run alone writes
 		api.PrependReactor("get", "mutatingwebhookconfigurations", func(ktesting.Action) (bool, runtime.Object, error) {
 			looks <- struct{}{}
 			return false, nil, nil
 		})
 		w := New(Config{Name: "kip-0", Own: api, Profiles: profiles, Unasked: func(why string) { heard <- why }, Clock: clock,
-			Log: slog.New(slog.DiscardHandler)})
+			Log: slog.New(slog.NewTextHandler(&log, nil))})
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- w.Run(ctx) }()
@@ -415,8 +415,14 @@ func TestUnaskedIsCalledWhereThereAreProfilesAndNoConfiguration(t *testing.T) {
 		for why := range heard {
 			all = append(all, why)
 		}
-		if profiled := name == "profiles"; len(all) != 0 != profiled || profiled && (len(all) != 1 || !strings.Contains(all[0], "kip-0, which the chart makes")) {
+		profiled := name == "profiles"
+		if len(all) != 0 != profiled || profiled && (len(all) != 1 || !strings.Contains(all[0], "kip-0, which the chart makes") ||
+			!strings.Contains(all[0], "docs/profiles.md")) {
 			t.Errorf("%s: heard %q", name, all)
+		}
+		said := log.String()
+		if strings.Count(said, "configuration=kip-0") != 1 || strings.Contains(said, "kip-0, which the chart makes") != profiled {
+			t.Errorf("%s: logged %s", name, said)
 		}
 	}
 }
