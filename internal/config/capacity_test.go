@@ -59,7 +59,7 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 		"kubelet: {capacity: {cpu: auto, cpu: 5}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: {cpu: 5, cpu: auto}}": "kubelet.capacity.cpu: this key is there twice: first on line",
 		"kubelet: {capacity: auto, pods: 5}":       "kubelet.pods: kubelet.capacity is auto: want kubelet.capacity.pods in its place",
-		"kubelet: {capacity: {hugepages-3Mi: 4Gi}}": `kubelet.capacity.hugepages-3Mi: no running kernel reserves huge pages of this size: ` +
+		"kubelet: {capacity: {hugepages-3Mi: 4Gi}}": `kubelet.capacity.hugepages-3Mi: no cell has huge pages of this size: ` +
 			`want one of ["hugepages-64Ki" "hugepages-2Mi" "hugepages-32Mi"]`,
 		"nodes: [{capacity: max}]":         `nodes[0].capacity: "max" is not valid: want auto, or`,
 		"nodes: [{capacity: {pods: all}}]": `nodes[0].capacity.pods: "all" is not valid: want auto, or a quantity`,
@@ -68,6 +68,23 @@ func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
+	}
+}
+
+func TestNoHugePagesOfASizeThatNoCellHasAreWarnedOf(t *testing.T) {
+	c, warnings := parsed(t, least+"kubelet: {capacity: {hugepages-16Gi: 0}}\nnodes: [{capacity: {hugepages-1Gi: 0}}]")
+	var said []string
+	for _, w := range warnings {
+		if strings.HasPrefix(w.Problem, "no cell has huge pages of this size: want one of") {
+			said = append(said, w.Key)
+		}
+	}
+	slices.Sort(said)
+	if !slices.Equal(said, []string{"kubelet.capacity.hugepages-16Gi", "nodes[0].capacity.hugepages-1Gi"}) {
+		t.Errorf("warned of are %q: %v", said, warnings)
+	}
+	if list, _ := c.CapacityOf(c.Nodes[0]); len(list) == 0 {
+		t.Error("the node has no capacity")
 	}
 }
 

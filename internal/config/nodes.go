@@ -218,7 +218,11 @@ func (d *decoder) capacity(key string, list corev1.ResourceList) {
 		}
 		if strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 			if names := placement.HugePageNames(); !slices.Contains(names, name) {
-				d.bad(at, "no running kernel reserves huge pages of this size: want one of %q", names)
+				report := d.bad
+				if q.IsZero() { // which offers nothing
+					report = d.warn
+				}
+				report(at, "no cell has huge pages of this size: want one of %q", names)
 			}
 		}
 		d.check(q.Sign() >= 0, at, q.String(), "0 or more")
