@@ -55,12 +55,12 @@ var StorageClass []byte
 //go:embed manifests/eks/kip.yaml
 var EKS []byte
 
-// EKSProfiles is what of EKS is another way where the configuration has profiles.
+// EKSProfiles replaces the objects of EKS that have the same kind and name, if the configuration has profiles.
 //
 //go:embed manifests/eks/profiles.yaml
 var EKSProfiles []byte
 
-// EKSDaemonSets is that where DaemonSets run beside pods: with the webhook that is asked about all of them.
+// EKSDaemonSets has the webhook of DaemonSets, which EKS gets if some run beside pods. Here it asks about all DaemonSets.
 //
 //go:embed manifests/eks/daemonsets.yaml
 var EKSDaemonSets []byte

@@ -17,7 +17,7 @@ var configurations = admissionregistrationv1.SchemeGroupVersion.WithResource("mu
 
 var errNotInstalled = errors.New("there is no such MutatingWebhookConfiguration")
 
-// errUnasked says what of the profiles has no effect, since no webhook asks about it.
+// errUnasked says which part of the profiles has no effect, since no webhook asks about it.
 type errUnasked string
 
 func (e errUnasked) Error() string { return string(e) }

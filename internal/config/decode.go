@@ -279,7 +279,7 @@ func (d *decoder) autoCapacity(key string, n *yaml.Node, v reflect.Value) (auto 
 			k, value := n.Content[i], n.Content[i+1]
 			name, at := corev1.ResourceName(k.Value), join(key, k.Value)
 			switch {
-			case !slices.Contains(AutoResources, name) && !slices.Contains(AutoDevices, name):
+			case !slices.Contains(AutoResources, name) && !slices.Contains(AutoIfNamed, name):
 				rest.Content = append(rest.Content, k, value)
 			case first[name] > 0:
 				d.fail(k.Line, at, "this key is there twice: first on line %d", first[name])

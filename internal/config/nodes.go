@@ -59,16 +59,16 @@ var AutoResources = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceEphemeralStorage, corev1.ResourceMemory, corev1.ResourcePods,
 }
 
-// AutoDevices are extended resources and huge pages whose capacity Kip can find out if the configuration names them, sorted. auto for
+// AutoIfNamed are extended resources and huge pages whose capacity Kip can find out if the configuration names them, sorted. auto for
 // all resources leaves them out: machines with devices are dear, and who does not name huge pages has pods with them elsewhere.
-var AutoDevices = slices.Sorted(slices.Values(slices.Concat(placement.DeviceNames(), placement.HugePageNames())))
+var AutoIfNamed = slices.Sorted(slices.Values(slices.Concat(placement.DeviceNames(), placement.HugePageNames())))
 
 // CapacityOf is what the scheduler may place on a virtual node, and the resources of which Kip finds that out: the list has
 // what holds of them before it is known.
 func (c *Config) CapacityOf(n Node) (all corev1.ResourceList, auto []corev1.ResourceName) {
 	all = c.Kubelet.Capacity.DeepCopy()
 	maps.Copy(all, n.Capacity.DeepCopy())
-	for _, name := range slices.Concat(AutoResources, AutoDevices) {
+	for _, name := range slices.Concat(AutoResources, AutoIfNamed) {
 		_, named := n.Capacity[name]
 		if slices.Contains(n.AutoCapacity, name) || slices.Contains(c.Kubelet.AutoCapacity, name) && !named {
 			auto = append(auto, name)
