@@ -163,7 +163,9 @@ func (s *launching) giveBack(l *launch, some []*outcome) {
 	s.table.mu.Lock()
 	for _, o := range some {
 		o.e.giveBackLocked()
-		if o.verdict != isUnwanted && o.verdict != isUnstored { // of these another launch may be stored, its answer lost
+		switch o.verdict {
+		case isUnwanted, isUnresolved, isUnstored: // an earlier launch of the cell may be stored, its answer lost
+		default:
 			o.e.launchID = ""
 		}
 	}

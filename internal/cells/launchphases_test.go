@@ -199,6 +199,48 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 	}
 }
 
+// The answer of the write that stored a launch is lost. Then the next launch of one of its cells is not resolved.
+func TestALaunchWaitsForItsCellWhoseNextLaunchIsNotResolved(t *testing.T) {
+	b := newBench(t)
+	s, group := b.launching(), b.grouped("c", "d")
+	resuming := &resuming{
+		table: b.table, generation: b.generation, launching: s,
+		calls: &storedCalls{loop: b.loop, records: b.records, store: b.records.store},
+	}
+	c, d := group[0], group[1]
+	b.hook = func(op, key string) error {
+		if op == "applied" && strings.Contains(key, launchesPrefix) {
+			return errors.New("the answer is lost")
+		}
+		return nil
+	}
+	s.launch(t.Context(), &launch{group: slices.Clone(group), turn: b.turn()}, func() {})
+	b.hook = nil
+	b.cloud.set(func() {
+		b.cloud.optional.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return cloud.Resolved{}, errors.New("no answer") })
+	})
+	c.giveToLaunchLocked()
+	s.launch(t.Context(), &launch{group: []*entry{c}, turn: b.turn()}, func() {})
+	read := func(e *entry) {
+		if err := b.records.save(t.Context(), e, func(*Cell) error { return nil }); !errors.Is(err, errMoved) {
+			t.Fatalf("the record of cell %s is read: %v", e.id, err)
+		}
+	}
+	read(d)
+	if got, err := resuming.Step(t.Context(), d); err != nil || got != waitFor("another cell of its launch", time.Second) {
+		t.Errorf("before cell c knows its launch, that of d is %+v (%v)", got, err)
+	}
+	read(c)
+	if got, err := resuming.Step(t.Context(), d); err != nil || got != await("its launch") {
+		t.Errorf("then it is %+v (%v)", got, err)
+	}
+	b.loop.running.Wait()
+	if c.cell().Phase != apiv1.Booting || d.cell().Phase != apiv1.Booting || len(b.cloud.running()) != 2 || b.launchRecords() != 0 {
+		t.Errorf("c is %s, d is %s, with %d instances; %d calls are stored yet",
+			c.cell().Phase, d.cell().Phase, len(b.cloud.running()), b.launchRecords())
+	}
+}
+
 func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
 	for name, fails := range map[string]error{"it answers": nil, "it does not": errors.New("no answer")} {
 		b := newBench(t)
