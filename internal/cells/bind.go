@@ -25,19 +25,20 @@ type binding struct {
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
 func (s *binding) Step(ctx context.Context, e *entry) (progress, error) {
+	pod := e.cell().Pod.UID // that it is prepared for: a pod may take a standby cell meanwhile
 	got, err := s.preparations.prepare(ctx, e)
 	if err != nil || got.waits() {
 		return got, err
 	}
 	prepared := got == done
-	binds, ending, cause := s.releases.beginBinding(e, prepared)
+	binds, ending, cause := s.releases.beginBinding(e, pod, prepared)
 	switch {
 	case ending != "":
 		return done, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: ending})
 	case e.cell().Stopped:
 		return s.idling.stopOrStart(ctx, e)
-	case !prepared:
-		return anew, nil // what it was to end or to stop for is over
+	case !prepared || e.cell().Pod.UID != pod:
+		return anew, nil // what it was to end or to stop for is over, or a pod took it
 	case !binds:
 		return s.idling.idle(ctx, e)
 	}

@@ -29,6 +29,13 @@ func TestAKubeletSeesItsPodOnlyWhenTheRecordSaysSo(t *testing.T) {
 
 func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 	broken := errors.New("broken")
+	of := func(pod apiv1.PodReference) func(*bench, *entry) {
+		return func(_ *bench, e *entry) {
+			cell := e.cell().clone()
+			cell.Pod = pod
+			e.current.Store(&cell)
+		}
+	}
 	for name, tc := range map[string]struct {
 		got     progress // of its preparation
 		err     error
@@ -53,11 +60,10 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {
 			b.noticed(e, b.clock.Now().Add(time.Minute), true)
 		}, phase: apiv1.Terminating},
-		"no pod has it": {got: done, before: func(_ *bench, e *entry) {
-			idle := e.cell().clone()
-			idle.Pod = apiv1.PodReference{}
-			e.current.Store(&idle)
-		}, phase: apiv1.Ready},
+		"no pod has it": {got: done, before: of(apiv1.PodReference{}), phase: apiv1.Ready},
+		"a pod takes it at the last moment": {
+			got: done, before: of(apiv1.PodReference{}), last: of(ref("a")), phase: apiv1.Ready, anew: true,
+		},
 		"it is stopped, and nobody can start it": {got: leave, before: func(_ *bench, e *entry) {
 			stopped := e.cell().clone()
 			stopped.Stopped = true

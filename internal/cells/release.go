@@ -26,13 +26,14 @@ type releaseState struct {
 	keepOver  bool      // nobody wants that any more
 }
 
-// beginBinding reports whether a cell is bound now: if it is prepared, has a pod, and is neither stopped nor to end. Otherwise ending may be
-// why it is to end. From then on its kubelet may see the pod. Whoever lets the cell go must know that: both decide under one lock.
-func (s *releases) beginBinding(e *entry, prepared bool) (binds bool, ending string, cause Cause) {
+// beginBinding reports whether a cell is bound now: if it is prepared for a pod, still has that pod, and is neither stopped nor to end.
+// Otherwise ending may be why it is to end. From then on its kubelet may see the pod. Whoever lets the cell go must know that: both
+// decide under one lock.
+func (s *releases) beginBinding(e *entry, pod types.UID, prepared bool) (binds bool, ending string, cause Cause) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	cell := e.cell()
-	binds = prepared && e.ending == "" && cell.Pod.UID != "" && !cell.Stopped
+	binds = prepared && e.ending == "" && pod != "" && cell.Pod.UID == pod && !cell.Stopped
 	s.cells.of(e).binding = binds
 	return binds, e.ending, e.cause
 }
