@@ -25,11 +25,12 @@ const (
 
 // hugePages waits for the huge pages of ready cells. Their agents reserve them by their configuration.
 type hugePages struct {
-	table   *table
-	loop    *loop
-	ends    *cellEnds
-	reports *connectionReports
-	cells   perCell[pagesState] // of their workers
+	table       *table
+	loop        *loop
+	ends        *cellEnds
+	configuring *configuring
+	reports     *connectionReports
+	cells       perCell[pagesState] // of their workers
 }
 
 // pagesState is how far that is.
@@ -47,9 +48,13 @@ func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
 	}
 	s.table.mu.Lock()
 	configured, said := e.configured, s.reports.answerLocked(e)
+	asked := slices.Equal(*s.configuring.pages.of(e), cell.HugePages)
 	s.table.mu.Unlock()
-	if !configured {
+	switch {
+	case !configured:
 		return await("a connection to its agent"), nil // the tunnel wakes the cell
+	case !asked:
+		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
 	}
 	if end, refused := pagesMissing(e.id, cell.HugePages, said); refused {
 		s.ends.begin(e, end)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // pagesAgents are the agents of cells' machines, each with a kernel that finds so many huge pages of each size.
@@ -140,6 +142,37 @@ func TestAStandbyCellReservesTheHugePagesOfItsPod(t *testing.T) {
 			t.Errorf("cell %+v, whose agent was asked for %v", cell, got)
 		}
 	})
+}
+
+// paging returns what waits for huge pages, and a ready cell without any whose pod asks for four.
+func (b *bench) paging() (*hugePages, *entry, *modelLink) {
+	b.Helper()
+	n := b.connecting()
+	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}, Wants: Wants{HugePages: fourPages}})
+	link := b.linked(e)
+	link.all.node.Store(counts(0))
+	return &hugePages{table: b.table, loop: b.loop, ends: b.ends, configuring: n.configuring, reports: n.reports}, e, link
+}
+
+// configuredWith notes that the agent of a cell has a configuration with some pages, and has said how many it has.
+func (s *hugePages) configuredWith(e *entry, asked, has []HugePages) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e.configured, *s.configuring.pages.of(e) = true, asked
+	s.reports.noteConfiguredLocked(e, agentapi.Configured{HugePages: has})
+}
+
+func TestAnAgentIsJudgedByWhatItSaidOfTheHugePagesOfItsPod(t *testing.T) {
+	b := newBench(t)
+	s, e, _ := b.paging()
+	s.configuredWith(e, nil, nil) // before the pod took the cell
+	if got, err := s.prepare(t.Context(), e); err != nil || got != anew || e.ending != "" {
+		t.Errorf("before it was asked for them, the cell is %+v (%v), ending %q", got, err, e.ending)
+	}
+	s.configuredWith(e, fourPages, nil)
+	if got, err := s.prepare(t.Context(), e); err != nil || got != leave || !strings.Contains(e.ending, "older than this Kip") {
+		t.Errorf("of an agent that does not know them, the cell is %+v (%v), ending %q", got, err, e.ending)
+	}
 }
 
 func TestACellEndsWhoseMachineHasTooFewHugePages(t *testing.T) {

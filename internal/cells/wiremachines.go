@@ -102,7 +102,13 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 			},
 			s.routes,
 			&plugins{loop: c.loop, agents: c.agents, waits: s.waits},
-			&hugePages{table: c.table, loop: c.loop, ends: c.ends, reports: l.connections.reports},
+			&hugePages{
+				table:       c.table,
+				loop:        c.loop,
+				ends:        c.ends,
+				configuring: l.connections.configuring,
+				reports:     l.connections.reports,
+			},
 			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
 			&kernels{
 				loop:   c.loop,
