@@ -35,7 +35,7 @@ type hugePages struct {
 
 // pagesState is how far that is.
 type pagesState struct {
-	since time.Time // when this process began to wait for the kubelet
+	since time.Time // when this process began to wait for the kubelet; zero where the agent is not configured
 	there bool      // the kubelet counts them
 }
 
@@ -52,6 +52,7 @@ func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
 	s.table.mu.Unlock()
 	switch {
 	case !configured:
+		state.since = time.Time{} // its kubelet cannot count them for Kip
 		return await("a connection to its agent"), nil // the tunnel wakes the cell
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages

@@ -175,6 +175,26 @@ func TestAnAgentIsJudgedByWhatItSaidOfTheHugePagesOfItsPod(t *testing.T) {
 	}
 }
 
+func TestACellThatIsAwayHasTimeForItsHugePagesWhenItIsBack(t *testing.T) {
+	b := newBench(t)
+	s, e, _ := b.paging()
+	for _, step := range []struct {
+		away  bool
+		for_  time.Duration
+		ended bool
+	}{{false, pagesTimeout - time.Second, false}, {true, time.Hour, false}, {false, pagesTimeout - time.Second, false}, {false, time.Second, true}} {
+		s.configuredWith(e, fourPages, fourPages)
+		e.configured = !step.away
+		if got, err := s.prepare(t.Context(), e); err != nil || got == leave {
+			t.Fatalf("before %+v it is %+v (%v)", step, got, err)
+		}
+		b.clock.Step(step.for_)
+		if _, err := s.prepare(t.Context(), e); err != nil || (e.ending != "") != step.ended {
+			t.Errorf("after %+v it ends for %q (%v)", step, e.ending, err)
+		}
+	}
+}
+
 func TestACellEndsWhoseMachineHasTooFewHugePages(t *testing.T) {
 	for name, tc := range map[string]struct {
 		agents *pagesAgents
