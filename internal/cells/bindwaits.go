@@ -20,7 +20,7 @@ type bindWaits struct {
 
 // bindWait is what a ready cell waits for.
 type bindWait struct {
-	reported lastReport // of the disks, routes, plugins and GPUs; written under the table's lock
+	reported lastReport // of the disks, routes, plugins, huge pages and GPUs; written under the table's lock
 	polls    int        // in a row
 	refused  time.Time  // since when the cloud has surely not given it a disk, or its routes
 }

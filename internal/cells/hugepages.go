@@ -19,6 +19,8 @@ type HugePages = agentapi.HugePages
 const (
 	// pagesPoll is how often Kip checks whether a cell's kubelet counts its huge pages.
 	pagesPoll = 200 * time.Millisecond
+	// pagesSilence is how long it may take before the pod's owner is told: a kubelet that starts counts them within some seconds.
+	pagesSilence = 30 * time.Second
 	// pagesTimeout is how long a machine is paid for whose kubelet does not.
 	pagesTimeout = 2 * time.Minute
 )
@@ -28,6 +30,7 @@ type hugePages struct {
 	table       *table
 	loop        *loop
 	ends        *cellEnds
+	waits       *bindWaits
 	configuring *configuring
 	reports     *connectionReports
 	cells       perCell[pagesState] // of their workers
@@ -41,7 +44,7 @@ type pagesState struct {
 
 // prepare waits until the kubelet of a ready cell counts the huge pages that its pod asks for: it refuses the pod before, for good. A
 // cell whose machine has fewer ends.
-func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
+func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell, state := e.cell(), s.cells.of(e)
 	if len(cell.HugePages) == 0 || state.there {
 		return done, nil
@@ -52,7 +55,7 @@ func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
 	s.table.mu.Unlock()
 	switch {
 	case !configured:
-		state.since = time.Time{} // its kubelet cannot count them for Kip
+		state.since = time.Time{}
 		return await("a connection to its agent"), nil // the tunnel wakes the cell
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
@@ -64,15 +67,20 @@ func (s *hugePages) prepare(_ context.Context, e *entry) (progress, error) {
 	lacks := uncounted(cell.HugePages, e.api.Node())
 	if lacks == "" {
 		state.there = true
+		s.waits.clear(ctx, e)
 		return done, nil
 	}
+	now := s.loop.clock.Now()
 	if state.since.IsZero() {
-		state.since = s.loop.clock.Now()
+		state.since = now
 	}
 	if s.loop.leftTo(e, state.since, pagesTimeout) <= 0 {
 		why := fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout)
 		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
 		return leave, nil
+	}
+	if now.Sub(state.since) >= pagesSilence {
+		s.waits.report(ctx, e, events.NewHugePagesNotReady(e.id, lacks))
 	}
 	return waitFor("its kubelet to count its huge pages", pagesPoll), nil
 }

@@ -102,6 +102,16 @@ func TestThePodIsShownWhenTheKubeletCountsItsHugePages(t *testing.T) {
 						t.Fatalf("with %d pages the cell is %s, and its pod was shown %d times: want Ready, never", pages, got, b.shown("a"))
 					}
 				}
+				if said := b.said("HugePagesNotReady"); len(said) != 1 || len(b.said("Warning HugePagesNotReady", "hugepages-2Mi")) != 1 {
+					t.Errorf("that its kubelet does not count them was said as %q", said)
+				}
+				waits := func() string {
+					cell, _ := b.cells.ForPod(ref("a").UID)
+					return b.cells.WaitsFor(cell.ID)
+				}
+				if got := waits(); !strings.Contains(got, "counts its hugepages-2Mi") {
+					t.Errorf("it waits for %q", got)
+				}
 				if restart {
 					b.stop()
 					b.run()
@@ -112,6 +122,9 @@ func TestThePodIsShownWhenTheKubeletCountsItsHugePages(t *testing.T) {
 				}
 				b.links.node.Store(counts(4))
 				b.later(time.Second)
+				if got := waits(); got != "" {
+					t.Errorf("with all pages it waits for %q", got)
+				}
 				if got := b.phase("a"); got != apiv1.Bound || b.shown("a") == 0 {
 					t.Errorf("with all pages the cell is %s, and its pod was shown %d times; it was said %q", got, b.shown("a"), b.said())
 				}
@@ -151,7 +164,7 @@ func (b *bench) paging() (*hugePages, *entry, *modelLink) {
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}, Wants: Wants{HugePages: fourPages}})
 	link := b.linked(e)
 	link.all.node.Store(counts(0))
-	return &hugePages{table: b.table, loop: b.loop, ends: b.ends, configuring: n.configuring, reports: n.reports}, e, link
+	return &hugePages{table: b.table, loop: b.loop, ends: b.ends, waits: b.waiting(), configuring: n.configuring, reports: n.reports}, e, link
 }
 
 // configuredWith notes that the agent of a cell has a configuration with some pages, and has said how many it has.
@@ -180,15 +193,20 @@ func TestACellThatIsAwayHasTimeForItsHugePagesWhenItIsBack(t *testing.T) {
 	s, e, _ := b.paging()
 	for _, step := range []struct {
 		away  bool
-		for_  time.Duration
+		lasts time.Duration
 		ended bool
-	}{{false, pagesTimeout - time.Second, false}, {true, time.Hour, false}, {false, pagesTimeout - time.Second, false}, {false, time.Second, true}} {
+	}{
+		{false, pagesTimeout - time.Second, false},
+		{true, time.Hour, false},
+		{false, pagesTimeout - time.Second, false},
+		{false, time.Second, true},
+	} {
 		s.configuredWith(e, fourPages, fourPages)
 		e.configured = !step.away
 		if got, err := s.prepare(t.Context(), e); err != nil || got == leave {
 			t.Fatalf("before %+v it is %+v (%v)", step, got, err)
 		}
-		b.clock.Step(step.for_)
+		b.clock.Step(step.lasts)
 		if _, err := s.prepare(t.Context(), e); err != nil || (e.ending != "") != step.ended {
 			t.Errorf("after %+v it ends for %q (%v)", step, e.ending, err)
 		}

@@ -106,6 +106,7 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				table:       c.table,
 				loop:        c.loop,
 				ends:        c.ends,
+				waits:       s.waits,
 				configuring: l.connections.configuring,
 				reports:     l.connections.reports,
 			},

@@ -361,6 +361,12 @@ func NewHostSettingsRefused(cell, why string) Event {
 		"Change the annotation, and Kip launches another at once; else it tries again in an hour.", cell, why)
 }
 
+// NewHugePagesNotReady is about a pod whose cell's kubelet does not count its huge pages, of a resource.
+func NewHugePagesNotReady(cell, resource string) Event {
+	return warn(hugePagesNotReady, "The pod waits until the kubelet of cell %s counts its %s. Kip terminates a cell that takes two minutes.",
+		cell, resource)
+}
+
 // NewHugePagesRefused is about a pod whose cell ends, since its machine can have no huge pages of a size that the pod asks for.
 func NewHugePagesRefused(cell, why string) Event {
 	return warn(HugePagesRefused, "Cell %s cannot have the pod's huge pages: %s. Kip terminates it, and tries again in an hour.", cell, why)

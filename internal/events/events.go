@@ -67,6 +67,7 @@ const (
 	firewallFailed        = "FirewallFailed"
 	gpusNotReady          = "GPUsNotReady"
 	hostSettingsNotReady  = "HostSettingsNotReady"
+	hugePagesNotReady     = "HugePagesNotReady"
 	interruptedPodStays   = "InterruptedPodStays"
 	logsNotSaved          = "LogsNotSaved"
 	moveBackStays         = "MoveBackStays"
