@@ -120,7 +120,7 @@ const (
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
 	CauseUnfit          Cause = "unfit"           // its agent refused, or could not have, what the operator has configured
-	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
+	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, or too few huge pages, and its pod needs more
 	CauseNoDisk         Cause = "no_disk"         // the cloud did not give it a disk of its pod
 	CauseNoRoute        Cause = "no_route"        // the cloud did not lead its pod's networks to it
 	CauseKernelRefused  Cause = "kernel_refused"  // its kernel refused what its pod asks of it

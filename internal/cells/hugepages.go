@@ -60,7 +60,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
 	}
-	if end, refused := pagesMissing(e.id, cell.HugePages, said); refused {
+	if end, is := pagesMissing(cell, said); is {
 		s.ends.begin(e, end)
 		return leave, nil
 	}
@@ -85,10 +85,10 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	return waitFor("its kubelet to count its huge pages", pagesPoll), nil
 }
 
-// pagesMissing returns how a cell ends whose machine cannot have huge pages, or has too few by what its agent said.
-func pagesMissing(cell string, want []HugePages, said agentapi.Configured) (end cellEnd, is bool) {
+// pagesMissing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.
+func pagesMissing(cell *Cell, said agentapi.Configured) (end cellEnd, is bool) {
 	refused := func(why string) (cellEnd, bool) {
-		return cellEnd{CauseKernelRefused, why, events.NewHugePagesRefused(cell, why)}, true
+		return cellEnd{CauseKernelRefused, why, events.NewHugePagesRefused(cell.ID, why)}, true
 	}
 	switch {
 	case said.NoHugePages != "":
@@ -96,17 +96,25 @@ func pagesMissing(cell string, want []HugePages, said agentapi.Configured) (end 
 	case len(said.HugePages) == 0:
 		return refused("its agent is older than this Kip and reserves no huge pages")
 	}
-	for _, w := range want {
+	for _, w := range cell.HugePages {
 		has := int64(0)
 		if at := slices.IndexFunc(said.HugePages, func(h HugePages) bool { return h.PageBytes == w.PageBytes }); at >= 0 {
 			has = said.HugePages[at].Pages
 		}
 		if has < w.Pages {
-			why := events.HugePagesMissing(w.Resource(), has, w.Pages)
-			return cellEnd{CauseNotReady, why, events.NewCellGivenUp(cell, why)}, true
+			return tooFewPages(cell, events.HugePagesMissing(w.Resource(), has, w.Pages)), true
 		}
 	}
 	return cellEnd{}, false
+}
+
+// tooFewPages returns how a cell ends whose machine has too few huge pages. The pod gets a larger machine, once: another cell then has no
+// Needs, and counts against the pod's attempts.
+func tooFewPages(cell *Cell, why string) cellEnd {
+	if cell.Needs.None() {
+		return cellEnd{CauseNotReady, why, events.NewCellGivenUp(cell.ID, why)}
+	}
+	return cellEnd{CauseTooSmall, why, events.NewCellTooSmall(cell.ID, why)}
 }
 
 // uncounted is the first resource of huge pages of which a kubelet counts fewer than its pod asks for; "" for none.

@@ -219,27 +219,37 @@ func TestACellEndsWhoseMachineHasTooFewHugePages(t *testing.T) {
 		counts int64
 		cause  Cause
 		said   []string
+		needs  int64 // memory; 0 for what there is
 	}{
 		"its kernel does not find them": {
-			&pagesAgents{finds: 3}, 3, CauseNotReady,
-			[]string{"Warning CellNotReady", "found memory in one piece for 3 of 4 pages of hugepages-2Mi"},
+			agents: &pagesAgents{finds: 3}, counts: 3, cause: CauseTooSmall, needs: 8 << 20,
+			said: []string{"Warning CellTooSmall", "found memory in one piece for 3 of 4 pages of hugepages-2Mi", "the pod gets a larger one"},
+		},
+		"its kernel does not find them on a type that the pod names, or that is larger already": {
+			agents: &pagesAgents{finds: 3}, counts: 3, cause: CauseNotReady,
+			said: []string{"Warning CellNotReady", "found memory in one piece for 3 of 4 pages of hugepages-2Mi"},
 		},
 		"it shares its kernel": {
-			&pagesAgents{refuses: "this machine shares its kernel"}, 0, CauseKernelRefused,
-			[]string{"Warning HugePagesRefused", "this machine shares its kernel"},
+			agents: &pagesAgents{refuses: "this machine shares its kernel"}, cause: CauseKernelRefused,
+			said: []string{"Warning HugePagesRefused", "this machine shares its kernel"},
 		},
 		"its agent is older": {
-			&pagesAgents{finds: 4, older: true}, 4, CauseKernelRefused, []string{"Warning HugePagesRefused", "its agent is older than this Kip"},
+			agents: &pagesAgents{finds: 4, older: true}, counts: 4, cause: CauseKernelRefused,
+			said: []string{"Warning HugePagesRefused", "its agent is older than this Kip"},
 		},
 		"its kubelet does not count them": {
-			&pagesAgents{finds: 4}, 0, CauseNotReady, []string{"Warning CellNotReady", "its kubelet did not count its hugepages-2Mi in 2m0s"},
+			agents: &pagesAgents{finds: 4}, cause: CauseNotReady, said: []string{"Warning CellNotReady", "its kubelet did not count its hugepages-2Mi in 2m0s"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seen := &seenEnds{}
 			withPagesAgents(t, tc.agents, nil, func(t *testing.T, b *bubble) {
 				b.links.node.Store(counts(tc.counts))
-				b.requestPages("a")
+				r := nano("a")
+				r.HugePages, r.Needs.MemoryBytes = fourPages, tc.needs
+				if _, err := b.cells.Request(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
 				b.later(pagesTimeout + time.Minute)
 				if b.phase("a") != "" || len(b.said(tc.said...)) != 1 || len(b.cloud.running()) > 0 {
 					t.Errorf("the cell is %q, said %q", b.phase("a"), b.said("Warning"))

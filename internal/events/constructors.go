@@ -318,7 +318,8 @@ func MachineTooSmall(offering, has, needs, reserved string) string {
 	return fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", offering, has, needs, reserved)
 }
 
-// NewCellTooSmall is about a pod whose cell has less than its type promises: why is [MachineTooSmall].
+// NewCellTooSmall is about a pod whose cell has less than its type promises, or too few huge pages: why is [MachineTooSmall] or
+// [HugePagesMissing].
 func NewCellTooSmall(cell, why string) Event {
 	return warn(cellTooSmall, "Cell %s is too small: %s. Kip terminates it, and the pod gets a larger one.", cell, why)
 }

@@ -145,7 +145,7 @@ var (
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
 		{string(cells.CauseUnfit), "its agent refused, or could not have, what the operator has configured"},
-		{string(cells.CauseTooSmall), "its machine has less than its type promises, and its pod needs more"},
+		{string(cells.CauseTooSmall), "its machine has less than its type promises, or too few huge pages, and its pod needs more"},
 		{string(cells.CauseNoDisk), "the cloud did not give it a disk of its pod"},
 		{string(cells.CauseNoRoute), "the cloud did not lead its pod's networks to it"},
 		{string(cells.CauseKernelRefused), "its kernel refused what its pod asks of it"},

@@ -18,7 +18,7 @@ type past struct {
 	lacked   lacked // what the machine of its last cell that was too small had not
 }
 
-// lacked is what a machine had less than its type promises, and its pod needed.
+// lacked is what a pod needs more than its own, since a machine was too small for it: at least what that had less than its type promises.
 type lacked struct {
 	catalog.Resources
 	why string
@@ -41,6 +41,9 @@ func (h *history) cellGone(cell cells.Cell) {
 		case cell.Cause == cells.CauseTooSmall:
 			promised := catalog.Resources{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
 			p.lacked = lacked{Resources: promised.Sub(cell.Room), why: cell.Reason}
+			if len(cell.HugePages) > 0 { // it may have had the memory, not in one piece: more than was promised is asked for
+				p.lacked.MemoryBytes = max(p.lacked.MemoryBytes, promised.MemoryBytes-cell.Needs.MemoryBytes+1)
+			}
 		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute, cells.CauseKernelRefused}, cell.Cause):
 			// No fault of the pod's, or of its annotations, which can change: it waits for who mends it.
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:

@@ -66,6 +66,46 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 	}
 }
 
+// A machine that has what its type promises may have too few huge pages.
+func TestAPodWhoseMachineHadTooFewHugePagesGetsALargerOne(t *testing.T) {
+	const gib = 1 << 30
+	h := newHarness(t)
+	h.place = func(p *corev1.Pod) (fitting []cells.Offering, _ error) {
+		for _, o := range []cells.Offering{
+			{InstanceType: "small", MilliCPU: 2000, MemoryBytes: 8 * gib},
+			{InstanceType: "as-small", MilliCPU: 2000, MemoryBytes: 8 * gib},
+			{InstanceType: "large", MilliCPU: 2000, MemoryBytes: 9 * gib},
+		} {
+			if placement.ResourcesOf(p).MemoryBytes <= o.MemoryBytes {
+				fitting = append(fitting, o)
+			}
+		}
+		return fitting, nil
+	}
+	asks := pod("a", func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+			corev1.ResourceMemory: resource.MustParse("1Gi"), "hugepages-2Mi": resource.MustParse("2Gi"),
+		}
+	})
+	h.put(asks)
+	h.must("a")
+	r, err := h.c.Choose(t.Context(), asks)
+	cell, has := h.cells.ForPod("uid-a")
+	if err != nil || !has || cell.Offering().InstanceType != "small" || r.Needs.MemoryBytes != 3*gib || len(r.HugePages) != 1 {
+		t.Fatalf("it has %+v (%t), of %+v, %v", cell.Offering(), has, r, err)
+	}
+	cell.Needs, cell.HugePages, cell.Room = r.Needs, r.HugePages, catalog.Resources{MilliCPU: 2000, MemoryBytes: 8 * gib}
+	cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it found 3 of 4"
+	h.cells.gone("uid-a")
+	h.c.CellChanged(cell)
+	h.clock.Step(time.Minute)
+	h.must("a")
+	r, err = h.c.Choose(t.Context(), asks)
+	if cell, has = h.cells.ForPod("uid-a"); err != nil || !has || cell.Offering().InstanceType != "large" || !r.Needs.None() {
+		t.Errorf("then it has %+v (%t), of %+v, %v", cell.Offering(), has, r, err)
+	}
+}
+
 // A type that is named, and a pod that asks for nothing, take what there is.
 func TestAPodThatNamesItsTypeTakesAnyRoom(t *testing.T) {
 	asks := func(p *corev1.Pod) {
