@@ -33,6 +33,7 @@ type hugePages struct {
 	waits       *bindWaits
 	configuring *configuring
 	reports     *connectionReports
+	reserved    int64               // bytes of memory that are the cell's own
 	cells       perCell[pagesState] // of their workers
 }
 
@@ -60,7 +61,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
 	}
-	if end, is := pagesMissing(cell, said); is {
+	if end, is := s.missing(cell, said); is {
 		s.ends.begin(e, end)
 		return leave, nil
 	}
@@ -85,8 +86,8 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	return waitFor("its kubelet to count its huge pages", pagesPoll), nil
 }
 
-// pagesMissing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.
-func pagesMissing(cell *Cell, said agentapi.Configured) (end cellEnd, is bool) {
+// missing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.
+func (s *hugePages) missing(cell *Cell, said agentapi.Configured) (end cellEnd, is bool) {
 	refused := func(why string) (cellEnd, bool) {
 		return cellEnd{CauseKernelRefused, why, events.NewHugePagesRefused(cell.ID, why)}, true
 	}
@@ -102,10 +103,23 @@ func pagesMissing(cell *Cell, said agentapi.Configured) (end cellEnd, is bool) {
 			has = said.HugePages[at].Pages
 		}
 		if has < w.Pages {
-			return tooFewPages(cell, events.HugePagesMissing(w.Resource(), has, w.Pages)), true
+			return tooFewPages(cell, s.whyMissing(cell, w, has)), true
 		}
 	}
 	return cellEnd{}, false
+}
+
+// whyMissing returns why a machine has too few huge pages of a size. An agent does not ask the kernel for more than there is memory for.
+func (s *hugePages) whyMissing(cell *Cell, want HugePages, has int64) string {
+	var all int64
+	for _, p := range cell.HugePages {
+		all += p.PageBytes * p.Pages
+	}
+	if room := cell.Room.MemoryBytes; room > 0 && all > room-s.reserved {
+		bytes := func(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
+		return events.MachineTooSmall(cell.Offering().String(), roomText(cell.Room), bytes(all)+" of huge pages", bytes(s.reserved))
+	}
+	return events.HugePagesMissing(want.Resource(), has, want.Pages)
 }
 
 // tooFewPages returns how a cell ends whose machine has too few huge pages. The pod gets a larger machine, once: another cell then has no

@@ -16,6 +16,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -161,7 +162,10 @@ func TestAStandbyCellReservesTheHugePagesOfItsPod(t *testing.T) {
 func (b *bench) paging() (*hugePages, *entry, *modelLink) {
 	b.Helper()
 	n := b.connecting()
-	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}, Wants: Wants{HugePages: fourPages}})
+	e := b.stored(Cell{
+		ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}, Offerings: nano("a").Offerings,
+		Wants: Wants{HugePages: fourPages},
+	})
 	link := b.linked(e)
 	link.all.node.Store(counts(0))
 	return &hugePages{table: b.table, loop: b.loop, ends: b.ends, waits: b.waiting(), configuring: n.configuring, reports: n.reports}, e, link
@@ -185,6 +189,27 @@ func TestAnAgentIsJudgedByWhatItSaidOfTheHugePagesOfItsPod(t *testing.T) {
 	s.configuredWith(e, fourPages, nil)
 	if got, err := s.prepare(t.Context(), e); err != nil || got != leave || !strings.Contains(e.ending, "older than this Kip") {
 		t.Errorf("of an agent that does not know them, the cell is %+v (%v), ending %q", got, err, e.ending)
+	}
+}
+
+func TestAMachineWithoutTheMemoryForHugePagesIsSaidToBeTooSmall(t *testing.T) {
+	for room, want := range map[int64]string{
+		8 << 20: "has cpu 1, memory 8Mi, and the pod needs 8Mi of huge pages (+1Mi for the cell)",
+		9 << 20: "its kernel found memory in one piece for 0 of 4 pages of hugepages-2Mi",
+		0:       "its kernel found memory in one piece for 0 of 4 pages of hugepages-2Mi", // its kubelet did not say
+	} {
+		b := newBench(t)
+		s, e, _ := b.paging()
+		s.reserved = 1 << 20
+		cell := e.cell().clone()
+		if room > 0 {
+			cell.Room = catalog.Resources{MilliCPU: 1000, MemoryBytes: room}
+		}
+		e.current.Store(&cell)
+		s.configuredWith(e, fourPages, []HugePages{{PageBytes: 2 << 20}})
+		if got, err := s.prepare(t.Context(), e); err != nil || got != leave || !strings.Contains(e.ending, want) {
+			t.Errorf("with memory %d the cell is %+v (%v), ending %q", room, got, err, e.ending)
+		}
 	}
 }
 
@@ -238,7 +263,8 @@ func TestACellEndsWhoseMachineHasTooFewHugePages(t *testing.T) {
 			said: []string{"Warning HugePagesRefused", "its agent is older than this Kip"},
 		},
 		"its kubelet does not count them": {
-			agents: &pagesAgents{finds: 4}, cause: CauseNotReady, said: []string{"Warning CellNotReady", "its kubelet did not count its hugepages-2Mi in 2m0s"},
+			agents: &pagesAgents{finds: 4}, cause: CauseNotReady,
+			said: []string{"Warning CellNotReady", "its kubelet did not count its hugepages-2Mi in 2m0s"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

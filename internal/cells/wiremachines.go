@@ -109,6 +109,7 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				waits:       s.waits,
 				configuring: l.connections.configuring,
 				reports:     l.connections.reports,
+				reserved:    cfg.ReservedMemoryBytes,
 			},
 			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
 			&kernels{

@@ -44,7 +44,7 @@ func (k *Kernel) Reserve(want []agentapi.HugePages, keep int64) ([]agentapi.Huge
 		return nil, err
 	}
 	if asked > memory-keep {
-		return sizes, nil // it would leave nothing for what runs the pod
+		return sizes, nil // it would leave nothing for what runs the pod; Kip knows the memory, and says so
 	}
 	for i := range sizes {
 		at := slices.IndexFunc(want, func(w agentapi.HugePages) bool { return w.PageBytes == sizes[i].PageBytes })
