@@ -80,7 +80,8 @@ func (e *AnswerError) Error() string {
 func (e *AnswerError) Unwrap() error { return e.Err }
 
 // PutConfig hands the agent its configuration. It returns what the agent says of the machine's
-// start and of itself: the zero of each where it says nothing, or nothing that can be.
+// start and of itself: the zero of each where it says nothing, or nothing that can be. With huge pages the error is an *AnswerError if
+// the answer cannot be read: Kip ends a cell whose agent says nothing of them.
 func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
@@ -92,10 +93,15 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error
 	}
 	defer answer.Close()
 	var told Configured
-	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
-	// It is for people only: what cannot be read is as if it were not said.
-	if err != nil || json.Unmarshal(text, &told) != nil {
-		return Configured{}, nil
+	text, err := readAll(answer)
+	if err == nil && len(text) > 0 { // the first agents say nothing at all
+		err = json.Unmarshal(text, &told)
+	}
+	switch {
+	case err != nil && len(config.HugePages) > 0:
+		return Configured{}, &AnswerError{Method: http.MethodPut, Path: PathConfig, Err: err}
+	case err != nil:
+		return Configured{}, nil // the rest is for people only: what cannot be read is as if it were not said
 	}
 	if !told.Boot.Plausible() {
 		told.Boot = Boot{}
@@ -255,14 +261,20 @@ func (c Client) get(ctx context.Context, path string, into any) error {
 
 // decode reads an answer as a whole.
 func decode(answer io.Reader, into any) error {
-	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
-	if err == nil && len(text) > maxAnswer {
-		err = ErrTooLarge
-	}
+	text, err := readAll(answer)
 	if err == nil {
 		err = json.Unmarshal(text, into)
 	}
 	return err
+}
+
+// readAll returns the text of an answer as a whole.
+func readAll(answer io.Reader) ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer+1))
+	if err == nil && len(text) > maxAnswer {
+		err = ErrTooLarge
+	}
+	return text, err
 }
 
 // do sends one request. The answer is one with status 200, and must be closed.

@@ -253,6 +253,30 @@ func TestAStartThatCannotBeIsNotSaid(t *testing.T) {
 	}
 }
 
+func TestAnAnswerThatCannotBeReadSaysNothingOfHugePages(t *testing.T) {
+	config := Config{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 4}}}
+	for name, answer := range map[string]http.HandlerFunc{
+		"it is no JSON": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"hugePages":`) },
+		"it is too large": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"x":"`+strings.Repeat("x", maxAnswer)+`"}`)
+		},
+		"it breaks off": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			_, _ = io.WriteString(w, `{}`)
+		},
+	} {
+		if got, err := agent(t, answer).PutConfig(t.Context(), config); !errors.As(err, new(*AnswerError)) {
+			t.Errorf("%s: %+v, %v, want an AnswerError", name, got, err)
+		}
+	}
+	for _, older := range []string{"", `{"agent":{"version":"v1"}}`} {
+		c := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, older) })
+		if got, err := c.PutConfig(t.Context(), config); err != nil || got.HugePages != nil || got.Agent.Version == "" && older != "" {
+			t.Errorf("an older agent says %q: %+v, %v", older, got, err)
+		}
+	}
+}
+
 func TestAnAgentIsShownOnlyAsWhatAnAgentCanBe(t *testing.T) {
 	digest := strings.Repeat("0af", 21) + "9"
 	for told, want := range map[string]RunningAgent{
@@ -302,7 +326,7 @@ func TestAnAnswerWithoutAnEndEnds(t *testing.T) {
 						t.Errorf("%v, want a StatusError", err)
 					}
 				case strings.HasPrefix(call.asks, "GET ") && !strings.HasPrefix(call.asks, "GET "+PathKubelet),
-					strings.HasPrefix(call.asks, "PUT "+PathCloudInit):
+					strings.HasPrefix(call.asks, "PUT "+PathCloudInit), strings.Contains(call.asks, "hugePages"):
 					if bad := new(AnswerError); !errors.As(err, &bad) || !errors.Is(err, ErrTooLarge) {
 						t.Errorf("%v, want ErrTooLarge", err)
 					}
