@@ -30,8 +30,8 @@ func ofTheCell(cell *Cell, err error) bool {
 		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
 }
 
-// perhapsOfTheCell reports that also of what the cloud refuses for a reason that nobody knows, so that
-// a pod that is at fault itself does not go on to cool one offering after the other.
+// perhapsOfTheCell is ofTheCell, and also true for refusals without a known reason. Otherwise a pod that is at fault itself would
+// cool one offering after the other.
 func perhapsOfTheCell(cell *Cell, err error) bool {
 	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
 }

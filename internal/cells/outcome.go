@@ -49,8 +49,8 @@ const (
 	// The call was not stored with the cell. Its record stays as it is.
 	isUnwanted   verdict = "unwanted"   // it is to end
 	isUnresolved verdict = "unresolved" // it waits for another try
-	isUnstored   verdict = "unstored"   // so it does, since the store has failed
-	isLeftOver   verdict = "left over"  // it goes along in another call
+	isUnstored   verdict = "unstored"   // the store failed; the cell waits for another try
+	isLeftOver   verdict = "left over"  // it did not fit into this call
 )
 
 // changesRecord reports whether the cell's record changes by an outcome.

@@ -17,7 +17,7 @@ func (c *Cell) agentOfOther(kip string) bool {
 	return kip != "" && c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
 }
 
-// hasOlderAgent reports whether that version is older than Kip's. One that is none is not older.
+// hasOlderAgent reports whether the cell's agent is older than Kip. An agent with an invalid version is not older.
 func (c *Cell) hasOlderAgent(kip string) bool {
 	if !c.agentOfOther(kip) {
 		return false
