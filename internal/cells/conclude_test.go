@@ -191,7 +191,7 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 		b := newBench(t)
 		s, e := b.launching(), b.grouped("c")[0]
 		l := &launch{group: []*entry{e}, turn: b.turn()}
-		known := s.resolving.conclude(l, tc.err)
+		known := s.resolving.outcomesOfFailure(l, tc.err)
 		if e.cell().Phase != apiv1.Requested || !e.launching {
 			t.Errorf("%s: the cell is changed before its outcome is stored", name)
 		}

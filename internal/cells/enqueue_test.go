@@ -12,7 +12,7 @@ import (
 // enqueuing returns what adds cells to the queue of launches.
 func (b *bench) enqueuing() *enqueuing {
 	return &enqueuing{
-		table: b.table, calls: b.calls, breakers: launchBreakers{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
+		table: b.table, calls: b.calls, breakers: launchBreakers{rights: b.rights(), blockers: b.blocking()}, launches: b.launchQueue,
 		removals: b.removing(),
 		preparations: b.prepared(
 			b.retries, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
@@ -64,8 +64,8 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 				t.Errorf("%s: again after %s (%v)", name, again, err)
 			}
 		}
-		if got := e.cell(); (got.Phase == apiv1.Gone) != tc.gone || e.launching != tc.waits || (len(b.launches.items) == 1) != tc.waits {
-			t.Errorf("%s: it is %s, launching %t, %d wait", name, got.Phase, e.launching, len(b.launches.items))
+		if got := e.cell(); (got.Phase == apiv1.Gone) != tc.gone || e.launching != tc.waits || (len(b.launchQueue.items) == 1) != tc.waits {
+			t.Errorf("%s: it is %s, launching %t, %d wait", name, got.Phase, e.launching, len(b.launchQueue.items))
 		}
 		if tc.gone && e.cell().Cause != CausePodDeleted {
 			t.Errorf("%s: it is gone for %s", name, e.cell().Cause)

@@ -88,7 +88,7 @@ func (s *launching) resolve(ctx context.Context, l *launch) bool {
 		return false
 	}
 	if failure != nil {
-		return s.settle(ctx, l, s.resolving.conclude(l, failure))
+		return s.settle(ctx, l, s.resolving.outcomesOfFailure(l, failure))
 	}
 	return l.turn.Resume(ctx) == nil && s.settle(ctx, l, s.batching.unwanted(l))
 }

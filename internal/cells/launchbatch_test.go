@@ -18,7 +18,7 @@ func (b *bench) queued(ids ...string) []*entry {
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.launches.add(next)
+		b.launchQueue.add(next)
 	}
 	return group
 }
@@ -41,9 +41,9 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		other := all[2].cell().clone()
 		other.Offerings = []Offering{{InstanceType: "large"}}
 		all[2].current.Store(&other)
-		b.launches.remove(all[2])
+		b.launchQueue.remove(all[2])
 		next, _ := queuedCellOf(all[2])
-		b.launches.add(next)
+		b.launchQueue.add(next)
 		ctx, cancel := context.WithCancel(t.Context())
 		if tc.ended {
 			cancel()
@@ -56,8 +56,8 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 				ids = append(ids, e.id)
 			}
 		}
-		if !slices.Equal(ids, tc.takes) || errors.Is(err, context.Canceled) != tc.ended || len(b.launches.items) != tc.left {
-			t.Errorf("%s: it takes %v, and leaves %d", name, ids, len(b.launches.items))
+		if !slices.Equal(ids, tc.takes) || errors.Is(err, context.Canceled) != tc.ended || len(b.launchQueue.items) != tc.left {
+			t.Errorf("%s: it takes %v, and leaves %d", name, ids, len(b.launchQueue.items))
 		}
 	}
 }

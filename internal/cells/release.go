@@ -38,8 +38,8 @@ func (s *releases) beginBinding(e *entry, pod types.UID, prepared bool) (binds b
 	return binds, e.ending, e.cause
 }
 
-// endingOf returns why a cell must end, "" if it need not, and the kind of that, and until when it is to stay all the same.
-func (s *releases) endingOf(e *entry) (why string, cause Cause, keepUntil time.Time) {
+// endAndKeep returns why a cell must end, "" if it need not, and the kind of that, and until when it is to stay all the same.
+func (s *releases) endAndKeep(e *entry) (why string, cause Cause, keepUntil time.Time) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	return e.ending, e.cause, s.cells.of(e).keepUntil

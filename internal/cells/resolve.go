@@ -34,8 +34,8 @@ func (s *resolving) resolve(ctx context.Context, l *launch) error {
 	return nil
 }
 
-// conclude returns what has become of a group that could not be resolved.
-func (s *resolving) conclude(l *launch, failure error) []*outcome {
+// outcomesOfFailure returns what has become of a group that could not be resolved.
+func (s *resolving) outcomesOfFailure(l *launch, failure error) []*outcome {
 	return s.unresolved.conclude(l.open(), failure)
 }
 

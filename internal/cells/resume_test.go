@@ -25,7 +25,7 @@ func (b *bench) recording() *recording {
 
 // batching returns what takes groups from the queue of launches.
 func (b *bench) batching() *batching {
-	return &batching{table: b.table, calls: b.calls, queue: b.launches, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}}}
+	return &batching{table: b.table, calls: b.calls, queue: b.launchQueue, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}}}
 }
 
 // intents returns what stores launches, in a store that has compared all instances.

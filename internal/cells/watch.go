@@ -18,7 +18,7 @@ type watching struct {
 
 // Step keeps a bound cell connected until its pod lets it go.
 func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
-	why, cause, keepUntil := s.releases.endingOf(e)
+	why, cause, keepUntil := s.releases.endAndKeep(e)
 	if why == "" {
 		left, _ := s.evacuating.actOnNotice(ctx, e)
 		got, err := s.connections.connect(ctx, e)

@@ -24,7 +24,7 @@ type core struct {
 	recipe       *recipe
 	authorities  authorities
 	agents       *asking
-	launches     *launchQueue
+	launchQueue  *launchQueue
 	ledger       *ledger.Ledger
 	budgets      *budgets
 	pools        *pools
@@ -87,7 +87,7 @@ func newCore(cfg Config) core {
 		recipe:       recipe,
 		authorities:  authorities{now: cfg.CAHash, old: cfg.OldCAHash},
 		agents:       &asking{limiter: agentlimit.New()},
-		launches:     newLaunchQueue(),
+		launchQueue:  newLaunchQueue(),
 		ledger:       ledger,
 		budgets:      budgets,
 		pools:        pools,

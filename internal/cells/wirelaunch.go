@@ -41,7 +41,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 			table:    c.table,
 			calls:    cfg.Calls,
 			breakers: launchBreakers{rights: s.rights, blockers: s.blockers},
-			launches: c.launches,
+			launches: c.launchQueue,
 			removals: e.removals,
 			preparations: preparations{table: c.table, list: []preparation{
 				s.retries,
@@ -87,7 +87,7 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 		batching: &batching{
 			table: c.table,
 			calls: cfg.Calls,
-			queue: c.launches,
+			queue: c.launchQueue,
 			sizes: sizes,
 		},
 		resolving: &resolving{
