@@ -30,7 +30,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (progress, error) {
 	if err != nil || got.waits() {
 		return got, err
 	}
-	prepared := got == done
+	prepared := got.isDone()
 	binds, ending, cause := s.releases.beginBinding(e, pod, prepared)
 	switch {
 	case ending != "":

@@ -64,7 +64,7 @@ type launchBreakers struct {
 func (s launchBreakers) passLocked(e *entry) (got progress, report func()) {
 	all := []launchBreaker{s.rights, s.blockers}
 	for _, p := range all {
-		if got, report := p.delayLocked(e); got != done {
+		if got, report := p.delayLocked(e); !got.isDone() {
 			return got, report
 		}
 	}

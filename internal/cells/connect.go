@@ -32,7 +32,7 @@ func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 		switch got, err := s.loop.async(ctx, e, "configure", configure); {
 		case errors.Is(err, errAgentFetched):
 			return waitFor("the agent of its launch", agentPoll), nil
-		case err != nil || got != done:
+		case err != nil || !got.isDone():
 			return got, err
 		}
 	}

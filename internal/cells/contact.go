@@ -29,7 +29,7 @@ func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	switch {
 	case err != nil:
 		return s.handleFailure(ctx, e, err)
-	case got == done && !s.connections.kubeletReady(e):
+	case got.isDone() && !s.connections.kubeletReady(e):
 		return await("its kubelet"), nil // the tunnel and the kubelet wake the cell
 	}
 	return got, nil

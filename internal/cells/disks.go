@@ -73,7 +73,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		return progress{}, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
 	}
 	if !given.attached {
-		if got, err := s.attach(ctx, e); err != nil || got != done {
+		if got, err := s.attach(ctx, e); err != nil || !got.isDone() {
 			return got, err
 		}
 		given.attached = true
@@ -87,7 +87,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})
 	switch {
-	case got != done:
+	case !got.isDone():
 		return got, nil
 	case err == nil:
 	case errors.Is(err, agentapi.ErrNotYet):
@@ -120,7 +120,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 	var failed *attachError
 	var inUse *cloud.InUseError
 	switch {
-	case got != done, ctx.Err() != nil, !errors.As(err, &failed):
+	case !got.isDone(), ctx.Err() != nil, !errors.As(err, &failed):
 		return got, err
 	case errors.As(err, &inUse):
 		atMost := time.Duration(0)

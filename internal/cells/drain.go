@@ -33,10 +33,10 @@ type draining struct {
 // what the cell has yet to say to slow readers, and what is on its disks. A cell that cannot be reached is terminated
 // without that. An event of its pod says so. The cell of a failed pod may stay for a while then.
 func (s *draining) Step(ctx context.Context, e *entry) (progress, error) {
-	if got, err := s.drain(ctx, e); err != nil || got != done {
+	if got, err := s.drain(ctx, e); err != nil || !got.isDone() {
 		return got, err
 	}
-	if got, err := s.keeping.prepare(ctx, e); err != nil || got != done {
+	if got, err := s.keeping.prepare(ctx, e); err != nil || !got.isDone() {
 		return got, err
 	}
 	return done, s.ends.startTerminating(ctx, e, cellEnd{cause: e.cell().Cause, evidence: e.cell().Reason})
@@ -55,7 +55,7 @@ func (s *draining) drain(ctx context.Context, e *entry) (progress, error) {
 			return s.saveAll(drain, e, err)
 		})
 		switch {
-		case got != done:
+		case !got.isDone():
 			return got, nil
 		case errors.Is(err, errNotFreed):
 			s.keeping.giveUp(e, err)

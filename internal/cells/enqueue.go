@@ -33,7 +33,7 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	if err != nil {
 		return progress{}, err
 	}
-	if got, err := s.preparations.prepare(ctx, e); err != nil || got != done {
+	if got, err := s.preparations.prepare(ctx, e); err != nil || !got.isDone() {
 		return got, err
 	}
 	return s.add(next), nil
@@ -62,12 +62,12 @@ func (s *enqueuing) add(next queuedCell) progress {
 		return anew
 	}
 	got, report := s.breakers.passLocked(next.e)
-	if got == done {
+	if got.isDone() {
 		next.e.giveToLaunchLocked()
 		s.launches.add(next)
 	}
 	s.table.mu.Unlock()
-	if got != done {
+	if !got.isDone() {
 		report()
 		return got
 	}

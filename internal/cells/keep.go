@@ -32,7 +32,7 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if cell.StepTime(apiv1.StepKept).IsZero() {
-		if got, err := s.begin(ctx, e); err != nil || got != done {
+		if got, err := s.begin(ctx, e); err != nil || !got.isDone() {
 			return got, err
 		}
 	}
@@ -41,7 +41,7 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	got, err := s.connections.connect(ctx, e)
-	if err == nil && got == done {
+	if err == nil && got.isDone() {
 		got = await("the end of the time for which it is kept")
 	}
 	return got.atMost(min(left, idlePoll)), err
@@ -49,7 +49,7 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 
 // begin stores that a cell is kept: what must outlive it is saved, and its pod's networks can be routed to the pod's successor.
 func (s *keeping) begin(ctx context.Context, e *entry) (progress, error) {
-	if got, err := s.routes.unrouteEnding(ctx, e); err != nil || got != done {
+	if got, err := s.routes.unrouteEnding(ctx, e); err != nil || !got.isDone() {
 		return got, err
 	}
 	err := s.records.save(ctx, e, func(cell *Cell) error {

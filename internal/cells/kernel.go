@@ -53,7 +53,7 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 		return s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutKernel(ctx, *cell.Kernel) })
 	})
 	switch {
-	case got != done:
+	case !got.isDone():
 		return got, nil
 	case err == nil:
 		state.set = true

@@ -55,7 +55,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	if session := e.session; state.sent.IsZero() {
 		got, err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
-		if got != done {
+		if !got.isDone() {
 			return got, nil
 		}
 		if err != nil {

@@ -27,7 +27,7 @@ func (s preparations) prepare(ctx context.Context, e *entry) (progress, error) {
 		if why, _ := s.table.endingOf(e); why != "" {
 			return leave, nil
 		}
-		if got, err := p.prepare(ctx, e); err != nil || got.state != isDone {
+		if got, err := p.prepare(ctx, e); err != nil || !got.isDone() {
 			return got, err
 		}
 	}

@@ -39,6 +39,9 @@ func underWay(what string) progress { return progress{state: isUnderWay, why: wh
 // waits reports whether the cell waits.
 func (p progress) waits() bool { return p.state == isWaiting || p.state == isUnderWay }
 
+// isDone reports whether there is nothing to wait for: the preparation, or the step, has what it needs.
+func (p progress) isDone() bool { return p.state == isDone }
+
 // atMost returns a wait that lasts at most so long, if that is not 0.
 func (p progress) atMost(again time.Duration) progress {
 	if p.waits() && again > 0 && (p.again == 0 || p.again > again) {

@@ -42,10 +42,10 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 		return leave, nil
 	}
 	got, err := s.connections.connect(ctx, e)
-	if err == nil && got == done && !s.connections.kubeletReady(e) {
+	if err == nil && got.isDone() && !s.connections.kubeletReady(e) {
 		got = await("its kubelet") // the tunnel and the kubelet wake the cell
 	}
-	if err != nil || got != done {
+	if err != nil || !got.isDone() {
 		return got.atMost(left), err
 	}
 	*since = time.Time{}

@@ -34,7 +34,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	if err != nil {
 		return progress{}, err
 	}
-	if got, err := s.gather(l, e, intent.Index); err != nil || got != done {
+	if got, err := s.gather(l, e, intent.Index); err != nil || !got.isDone() {
 		return got, err
 	}
 	s.launching.resume(ctx, l, unknown)

@@ -138,7 +138,7 @@ func (s *rights) delayStart(e *entry) progress {
 	s.table.mu.Lock()
 	got, report := done, func() {}
 	if s.breaker.all {
-		if got, report = s.delayLocked(e); got == done {
+		if got, report = s.delayLocked(e); got.isDone() {
 			report = func() {}
 			s.markProbeLocked(e)
 		}

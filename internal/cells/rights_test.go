@@ -22,12 +22,12 @@ func (b *bench) rights() *rights {
 func (s *rights) send(e *entry) time.Duration {
 	s.table.mu.Lock()
 	got, report := s.delayLocked(e)
-	if got == done {
+	if got.isDone() {
 		s.markProbeLocked(e)
 		e.giveToLaunchLocked()
 	}
 	s.table.mu.Unlock()
-	if got != done {
+	if !got.isDone() {
 		report()
 	}
 	return got.again

@@ -49,7 +49,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
-	case got != done:
+	case !got.isDone():
 		return got, nil
 	case err == nil:
 		s.cells.of(e).made = true
@@ -118,6 +118,6 @@ func (s *routes) unroute(ctx context.Context, e *entry, was *bool) (progress, er
 	if err != nil {
 		return progress{}, fmt.Errorf("take the routes of %s back that lead to instance %s: %w", to, instance, err)
 	}
-	*was = got == done
+	*was = got.isDone()
 	return got, nil
 }

@@ -33,15 +33,15 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
 			return waitFor("another try to start its instance", wait), nil
 		}
-		if got := s.rights.delayStart(e); got != done {
+		if got := s.rights.delayStart(e); !got.isDone() {
 			return got, nil
 		}
 	}
 	got, err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
 	switch {
-	case got != done && !e.async.has(startsInstance):
+	case !got.isDone() && !e.async.has(startsInstance):
 		return got.atMost(cancelStopAgain), nil // the stop that is under way may be put off, to be sent again
-	case got != done, ctx.Err() != nil:
+	case !got.isDone(), ctx.Err() != nil:
 		return got, err
 	case err != nil:
 		return s.failures.noteStartRefusal(e, err), nil

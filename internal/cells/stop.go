@@ -44,7 +44,7 @@ func (s *stopping) stop(ctx context.Context, e *entry, machines cloud.Stopper) (
 		return waitFor("the cloud to stop its instance", time.Second), nil
 	}
 	got, err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
-	if got != done {
+	if !got.isDone() {
 		return got.atMost(time.Second), nil
 	}
 	return waitFor("the cloud to stop its instance", time.Second), s.noteStopAnswer(e, err)

@@ -30,7 +30,7 @@ func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 	t, again := s.terminations.terminate(endOf(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
 	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
-		if got, err := s.routes.unrouteGone(ctx, e); err != nil || got != done {
+		if got, err := s.routes.unrouteGone(ctx, e); err != nil || !got.isDone() {
 			return got, err
 		}
 		return done, s.removals.remove(ctx, e, e.cell().Reason)

@@ -23,7 +23,7 @@ func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
 		left, _ := s.evacuating.actOnNotice(ctx, e)
 		got, err := s.connections.connect(ctx, e)
 		switch {
-		case err != nil || got != done:
+		case err != nil || !got.isDone():
 			return got.atMost(left), err
 		case !e.session.connected():
 			s.inventory.pollSoon() // is the machine still there?
