@@ -104,8 +104,9 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return c.ends.completing.Step(ctx, pod)
 	}
 	if cell, has := c.cells.ForPod(pod.UID); has {
-		if !cell.Live() || cell.Phase != apiv1.Bound {
-			return c.requests.bounding.withCell(ctx, pod, cell)
+		if cell.Phase != apiv1.Bound {
+			// The status that its kubelet sends wakes the pod once the cell runs it, and CellChanged does if the cell goes first.
+			return c.requests.bounding.waitForCell(ctx, pod, cell)
 		}
 		return c.attends.attending.attend(ctx, pod, cell)
 	}

@@ -51,8 +51,8 @@ func boundAt(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// withCell bounds how long a pod waits for the cell that it has.
-func (s *bounding) withCell(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
+// waitForCell bounds how long a pod waits for its cell, which boots, or ends. It returns after how long to look again.
+func (s *bounding) waitForCell(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
 	left, bounded := s.left(pod)
 	if !bounded || !cell.StepTime(apiv1.StepBound).IsZero() {
 		return 0, nil
