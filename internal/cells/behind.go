@@ -46,8 +46,8 @@ func (s *StoreGeneration) isBehind() bool {
 	return why != "" && sure
 }
 
-// mayRunMore reports whether a cell may have been given a pod of which its record does not
-// know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
+// mayRunMore reports whether a loaded cell may run a pod that is missing in its record. Kip must not answer its kubelet then: the kubelet
+// would kill the pod.
 func (s *StoreGeneration) mayRunMore(e *entry) bool {
 	why, _ := s.whyBehind()
 	return why != "" && e.loaded && !e.session.opened()

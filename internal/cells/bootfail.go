@@ -43,7 +43,7 @@ func (s *bootFailures) endIfLate(ctx context.Context, e *entry, stages waiter) (
 	s.table.mu.Lock()
 	waitsFor, noAgent := stages.waitsForLocked(e), !s.upgrades.sinceLocked(e).IsZero()
 	s.table.mu.Unlock()
-	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
+	why := fmt.Sprintf("cell %s on %s did not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
 	end := cellEnd{CauseNotReady, why, events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor)}
 	if noAgent {
 		end.cause = CauseUnfit

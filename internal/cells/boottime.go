@@ -16,16 +16,16 @@ type bootTimes struct {
 	loop       *loop
 }
 
-// left is how much time a booting cell has left, and for what. What Kip was late, or
+// left is how much time a booting cell has left, and what it is to do in it. What Kip was late, or
 // kept the cell waiting, is not taken off.
 func (s *bootTimes) left(e *entry, cell *Cell, session agentSession) (left time.Duration, what string) {
-	from, what := cell.StepTime(apiv1.StepJoined), "ready"
+	from, what := cell.StepTime(apiv1.StepJoined), "become ready"
 	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offering().BootTimeout))
 	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
-		from, limit, what = begun, cloudInitTimeout, "done with its cloud-init file"
+		from, limit, what = begun, cloudInitTimeout, "finish its cloud-init file"
 	}
 	if from.IsZero() || cell.launched().After(from) { // or started anew
-		from, limit, what = cell.launched(), cell.Offering().BootTimeout, "joined"
+		from, limit, what = cell.launched(), cell.Offering().BootTimeout, "join"
 	}
 	if held := session.heldBack(); held.After(from) {
 		from = held

@@ -19,14 +19,14 @@ func TestEachPartOfABootHasATimeOfItsOwn(t *testing.T) {
 		left  time.Duration
 		what  string
 	}{
-		"nothing is heard yet": {nil, 0, 7 * time.Minute, "joined"},
-		"Kip kept it waiting":  {nil, time.Minute, 8 * time.Minute, "joined"},
+		"nothing is heard yet": {nil, 0, 7 * time.Minute, "join"},
+		"Kip kept it waiting":  {nil, time.Minute, 8 * time.Minute, "join"},
 		"its cloud-init file is being carried out": {
-			map[string]time.Duration{apiv1.StepCloudInit: 2 * time.Minute}, 0, 9 * time.Minute, "done with its cloud-init file",
+			map[string]time.Duration{apiv1.StepCloudInit: 2 * time.Minute}, 0, 9 * time.Minute, "finish its cloud-init file",
 		},
-		"it has joined":       {map[string]time.Duration{apiv1.StepJoined: time.Minute}, 0, 0, "ready"},
-		"its join took long":  {map[string]time.Duration{apiv1.StepJoined: 150 * time.Second}, 0, 2 * time.Minute, "ready"},
-		"it was started anew": {map[string]time.Duration{apiv1.StepJoined: -time.Minute}, 0, 7 * time.Minute, "joined"},
+		"it has joined":       {map[string]time.Duration{apiv1.StepJoined: time.Minute}, 0, 0, "become ready"},
+		"its join took long":  {map[string]time.Duration{apiv1.StepJoined: 150 * time.Second}, 0, 2 * time.Minute, "become ready"},
+		"it was started anew": {map[string]time.Duration{apiv1.StepJoined: -time.Minute}, 0, 7 * time.Minute, "join"},
 	} {
 		cell := Cell{Instance: &cloud.Instance{Launched: launched}, Offerings: []Offering{{BootTimeout: 10 * time.Minute}}}
 		for step, after := range tc.steps {

@@ -240,7 +240,7 @@ func (c *Cell) spentSince(since, now time.Time) float64 {
 	return hours(c.paidFrom(), since, now) * c.Offering().CostPerHour()
 }
 
-// hours are those between since and now for which something was paid that is paid for from a time on; zero: it is not paid for.
+// hours returns how many hours between since and now were paid. Payment began at from; a zero from means never.
 func hours(from, since, now time.Time) float64 {
 	switch {
 	case from.IsZero():

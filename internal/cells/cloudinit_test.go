@@ -415,7 +415,7 @@ func TestACellHasTenMinutesForItsCloudInitFile(t *testing.T) {
 			t.Fatalf("it is %q before its time; said %v", b.phase("a"), b.events)
 		}
 		b.later(30 * time.Second)
-		if b.phase("a") != "" || len(b.said("CellNotReady", "not done with its cloud-init file in time")) != 1 {
+		if b.phase("a") != "" || len(b.said("CellNotReady", "did not finish its cloud-init file in time")) != 1 {
 			t.Errorf("it is %q; said %v", b.phase("a"), b.events)
 		}
 	})

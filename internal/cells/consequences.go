@@ -31,8 +31,8 @@ func (s *consequences) shown(seen snapshot, f findings) {
 // ends those without a cell.
 func (s *consequences) described(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
 	for _, id := range seen.hides {
-		s.loop.log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: "+
-			"has it lost its tags?", "instance", id, "owner", s.owner)
+		s.loop.log.Error("the cloud's list lacks a running instance, perhaps because its tags were removed; "+
+			"Kip still uses the list for all other instances", "instance", id, "owner", s.owner)
 	}
 	s.lost.lose(ctx, seen, f, states, faults)
 	for range f.newOrphans {

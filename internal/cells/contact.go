@@ -38,9 +38,8 @@ func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 // waitsForLocked returns what its agent and its kubelet have not done yet. The caller holds table.mu.
 func (s *contacting) waitsForLocked(e *entry) string { return s.connections.waitsForLocked(e) }
 
-// handleFailure acts on an error of connecting: a cell whose cloud-init file is under way is
-// asked again soon, one that cannot have that or its agent ends; of one that cannot carry out its file no
-// other is launched like it for a while. What else there is is the caller's.
+// handleFailure checks again soon while the cloud-init file runs. It ends the cell if the file or the agent fails. After a failed file,
+// Kip launches no similar cell for a while. It returns any other error.
 func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (progress, error) {
 	switch {
 	case errors.Is(err, errNoAgent):

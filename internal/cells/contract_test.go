@@ -503,7 +503,7 @@ func TestAMachineWithoutAnAddressForItsPodSaysSo(t *testing.T) {
 			t.Errorf("the cell is %s, and waits since %s", cell.Phase, waits)
 		}
 		b.later(time.Hour)
-		if len(b.said("CellNotReady", "not joined in time", want)) == 0 {
+		if len(b.said("CellNotReady", "did not join in time", want)) == 0 {
 			t.Errorf("said: %v", b.said("CellNotReady"))
 		}
 	})

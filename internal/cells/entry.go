@@ -13,8 +13,8 @@ type entry struct {
 	id string
 	// current is the record. It is never modified: adoptions replaces it.
 	current atomic.Pointer[Cell]
-	// writing is held from reading current to replacing it. revision is that of the stored record, and unsure what was written if the
-	// lost answer was a yes: both are under writing. records changes them, and additions before there is a record.
+	// writing guards revision and unsure, and is held from reading current to replacing it. revision is the stored record's. unsure is a
+	// write whose answer was lost; nil if there is none. records changes them, and additions before there is a record.
 	writing  sync.Mutex
 	revision int64
 	unsure   *Cell

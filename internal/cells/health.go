@@ -114,7 +114,8 @@ func (s *health) reportDisruption(disrupted, was disruptions, all silentCount) {
 	log := s.loop.log
 	if now, before := disrupted.String(), was.String(); now != before {
 		if now != "" {
-			log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
+			log.Error("most cells are silent, so Kip's own network may be down; "+
+				"Kip ends no silent cell until they are heard, or until you run kipctl allow",
 				"of", now, "silent", all.silent, "ready", all.bounded)
 		} else {
 			log.Info("most cells are heard again", "silent", all.silent, "ready", all.bounded)

@@ -57,7 +57,7 @@ func (s *storedNotices) load(context.Context) error {
 	return nil
 }
 
-// countAsReported has who was told of the stored notice of a cell count as told.
+// countAsReported marks a stored notice as reported, so that Kip does not report it again after a restart.
 func (s *interruptions) countAsReported(e *entry) {
 	cell := e.cell()
 	s.mu.Lock()

@@ -25,7 +25,7 @@ func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
 			t.Fatalf("it is %q before its time", b.phase("a"))
 		}
 		b.later(2 * time.Minute)
-		if b.phase("a") != "" || len(b.said("CellNotReady", "not joined in time", "its agent has not joined")) != 2 {
+		if b.phase("a") != "" || len(b.said("CellNotReady", "did not join in time", "its agent has not joined")) != 2 {
 			t.Fatalf("it is %q, said %v", b.phase("a"), b.events)
 		}
 	})
@@ -73,7 +73,7 @@ func TestAKubeletHasAsLongAsTheJoinOfItsMachineTook(t *testing.T) {
 			t.Fatalf("it is %q; said %v", first.Phase, b.events)
 		}
 		b.later(2 * time.Minute)
-		if len(b.said("CellNotReady", "not ready in time")) != 1 {
+		if len(b.said("CellNotReady", "did not become ready in time")) != 1 {
 			t.Errorf("it is %q after its time; said %v", b.phase("a"), b.events)
 		}
 	})

@@ -16,12 +16,12 @@ const (
 	removesRoutes = "unroute"
 )
 
-// routed reports whether the cloud leads networks to the cell's instance, or may.
+// routed reports whether the cloud routes networks to the cell's instance, or may.
 func routed(c *pipe.Pipe, cell *Cell) bool {
 	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.Optional().Router != nil
 }
 
-// routes has the cloud lead the networks of pods to their cells.
+// routes has the cloud route the networks of pods to their cells.
 type routes struct {
 	table *table
 	loop  *loop
@@ -32,7 +32,7 @@ type routes struct {
 
 // routesState is how far that is.
 type routesState struct {
-	made    bool // the cloud leads them to the cell, for this process
+	made    bool // the cloud routes them to the cell, for this process
 	removed bool // they were removed when the cloud had accepted the cell's end
 	gone    bool // they were again when it had ended
 }

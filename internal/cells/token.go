@@ -22,7 +22,7 @@ func (s *tokens) spend(ctx context.Context, e *entry, keyHash string) error {
 	s.table.mu.Unlock()
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		if left, what := s.bootTimes.left(e, cell, session); cell.KeyHash == "" && left <= 0 {
-			return fmt.Errorf("cell %s was not %s in time", cell.ID, what)
+			return fmt.Errorf("cell %s did not %s in time", cell.ID, what)
 		}
 		if cell.KeyHash != "" && cell.KeyHash != keyHash {
 			return fmt.Errorf("the token of cell %s is spent on another key", cell.ID)

@@ -287,14 +287,14 @@ func NewLaunchAbandoned(offering string, why error) Event {
 
 // The Events about a pod whose cell boots.
 
-// NewCellNotReady is about a pod whose cell was not, say, "joined" in time.
+// NewCellNotReady is about a pod whose cell did not do something in time, such as "join".
 func NewCellNotReady(cell, instance, what, waitsFor string) Event {
-	return warn(cellNotReady, "Cell %s on %s was not %s in time: %s. Kip terminates it and tries another.", cell, instance, what, waitsFor)
+	return warn(cellNotReady, "Cell %s on %s did not %s in time: %s. Kip terminates it and tries another.", cell, instance, what, waitsFor)
 }
 
 // AgentNotRestored is why a cell ends that came back with the agent of its image, and waits for something.
 func AgentNotRestored(waitsFor string) string {
-	return "it came back with another agent, and had not that of cells.itzo in time: " + waitsFor
+	return "it came back with another agent, and did not get the agent of cells.itzo in time: " + waitsFor
 }
 
 // NewAgentNotStarted is about a pod whose cell could not have the agent of cells.itzo, for a reason such as [AgentNotRestored].

@@ -79,7 +79,7 @@ func (l Limit) holds(ended window, namespace string, waiting map[string]bool, po
 	had := ended.byNamespace()
 	for other := range waiting {
 		if had[other] < had[namespace] {
-			text := fmt.Sprintf("as many as may end for a mistake had ended within %s, and it is the turn of other namespaces than %s",
+			text := fmt.Sprintf("Kip reached its limit of unrequested ends within %s; other namespaces than %s come first",
 				l.Window, cmp.Or(namespace, "none"))
 			return &HeldError{Reason: ByLimit, Text: text, After: storeRetry}
 		}

@@ -178,7 +178,7 @@ var (
 		{string(cloud.CallAttachDisk), ""},
 		{string(cloud.CallDetachDisk), ""},
 		{string(cloud.CallCheckDisk), ""},
-		{string(cloud.CallRoute), "leads networks to an instance"},
+		{string(cloud.CallRoute), "routes networks to an instance"},
 		{string(cloud.CallUnroute), "takes that back"},
 		{string(cloud.CallGrowDisk), ""},
 		{string(cloud.CallListOwned), ""},

@@ -53,8 +53,8 @@ type choice struct {
 	without error         // why; nil where there is room for all
 }
 
-// choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
-// not fit are left out, but for node plugins of its volumes.
+// choose is Choose. If no available machine has room for the DaemonSets beside the pod, choose leaves them out. It never leaves out node
+// plugins of the pod's volumes.
 func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err error) {
 	if c.volumes, err = s.volumeNeeds(ctx, pod); err != nil {
 		return c, err
