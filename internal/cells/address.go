@@ -19,6 +19,8 @@ type addressing struct {
 	lacks     perCell[string] // the address that an instance has not got, as a snapshot showed it; under table.mu
 }
 
+var _ preparation = (*addressing)(nil)
+
 // prepare waits until the cloud shows all addresses of a cell's instance, and stores them.
 func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 	dialPublic := s.calls.Capabilities().DialPublic

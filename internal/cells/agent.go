@@ -39,6 +39,8 @@ type keptAgents struct {
 	upgrades    *upgrades
 }
 
+var _ preparation = (*keptAgents)(nil)
+
 // prepare has a ready cell run the agent that it was launched for, before it is given a pod. A
 // cell that has come back with another one, and does not go over in time, is to end. One that is
 // away is not ready: nobody knows which it comes back with. Its health bounds that.

@@ -7,11 +7,6 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-var _ = []preparation{
-	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*reconnecting)(nil), (*evacuating)(nil),
-	(*disks)(nil), (*routes)(nil), (*plugins)(nil), (*hugePages)(nil), (*devices)(nil), (*kernels)(nil),
-}
-
 // binding gives ready cells their pods.
 type binding struct {
 	records      *records

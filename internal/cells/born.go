@@ -14,6 +14,8 @@ type births struct {
 	inventory *inventory
 }
 
+var _ loader = (*births)(nil)
+
 // load reads when the store was new. Instances that are older were launched
 // by a Kip whose store was lost.
 func (s *births) load(ctx context.Context) error {

@@ -9,7 +9,9 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// cellEnds begins the end of cells, and nobody else does. It does not ask the guard: where that is needed, holds has done so before.
+// cellEnds begins every end of a live cell, except an end that the cell's launch stores itself (recording). The cell's step then stores the
+// end: here, or where it lets its pod go (watching), or where it has no instance (removals). cellEnds does not ask the guard: where that is
+// needed, holds has done so before.
 type cellEnds struct {
 	table   *table
 	loop    *loop

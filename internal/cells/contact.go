@@ -23,6 +23,8 @@ type contacting struct {
 	polls       perCell[int] // how often a cell was asked whether its file is done; of its worker
 }
 
+var _ preparation = (*contacting)(nil)
+
 // prepare connects to a cell, and waits until its kubelet is ready.
 func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	got, err := s.connections.connect(ctx, e)

@@ -55,6 +55,8 @@ type devices struct {
 	cells perCell[devicesState] // of their workers
 }
 
+var _ preparation = (*devices)(nil)
+
 // devicesState is how far that is.
 type devicesState struct {
 	since time.Time // when this process began to wait for them

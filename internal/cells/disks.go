@@ -56,6 +56,8 @@ type disks struct {
 	given  perCell[disksGiven] // of their workers
 }
 
+var _ preparation = (*disks)(nil)
+
 // disksGiven is how far that is.
 type disksGiven struct {
 	attached bool         // the cloud has attached them, for this process

@@ -36,7 +36,7 @@
 //	lostcell.go    it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
 //	abandon.go     nobody knows whether its launch gave it an instance
 //	hold.go        asks the guard first, where nobody has requested the end
-//	cellends.go    begins the end, and nothing else does, and stores it
+//	cellends.go    begins every end of a live cell that its launch (outcome.go) or its pod's release (watch.go) does not store itself
 //
 // Then its instance is terminated, as is one without a cell:
 //

@@ -18,8 +18,6 @@ type enqueuing struct {
 	preparations preparations
 }
 
-var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil)}
-
 // Step adds a cell to the queue of launches once it is prepared and nothing delays its launch.
 func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
 	launching, ending := s.checkQueue(e)

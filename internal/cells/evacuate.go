@@ -21,6 +21,8 @@ type evacuating struct {
 	reported      perCell[time.Time] // the notice that observers were told of; of the cell's worker
 }
 
+var _ preparation = (*evacuating)(nil)
+
 // actOnNotice does what the notice of a cell asks for. It returns how long is left until the
 // instance is lost, 0 where there is no notice, and whether the cell ends now.
 func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {

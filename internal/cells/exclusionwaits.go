@@ -28,6 +28,8 @@ type exclusiveLaunch struct {
 	inventory      *inventory
 }
 
+var _ preparation = (*exclusiveLaunch)(nil)
+
 // prepare waits until a cell is the only one that may run its pod.
 func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error) {
 	switch exclusive, doubt := s.exclusionWaits.ensureExclusive(e); {

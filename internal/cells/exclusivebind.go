@@ -12,6 +12,8 @@ type exclusiveBind struct {
 	inventory      *inventory
 }
 
+var _ preparation = (*exclusiveBind)(nil)
+
 // prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
 func (s *exclusiveBind) prepare(_ context.Context, e *entry) (progress, error) {
 	cell := e.cell()

@@ -16,6 +16,8 @@ type generationChecks struct {
 	inventory  *inventory
 }
 
+var _ loader = (*generationChecks)(nil)
+
 // load reads which launches the store knows of. After a take-over it first
 // makes the records fit to start from, as after a restore.
 func (s *generationChecks) load(ctx context.Context) error {

@@ -37,6 +37,8 @@ type hugePages struct {
 	cells       perCell[pagesState] // of their workers
 }
 
+var _ preparation = (*hugePages)(nil)
+
 // pagesState is how far that is.
 type pagesState struct {
 	since time.Time // when this process began to wait for the kubelet; zero where the agent is not configured

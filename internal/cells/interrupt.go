@@ -49,6 +49,8 @@ type storedNotices struct {
 	interruptions *interruptions
 }
 
+var _ loader = (*storedNotices)(nil)
+
 // load has who was told in an earlier process count as told. The cells are loaded.
 func (s *storedNotices) load(context.Context) error {
 	for _, e := range s.table.all() {

@@ -16,8 +16,6 @@ type joining struct {
 	stages     preparations
 }
 
-var _ = []preparation{(*addressing)(nil), (*contacting)(nil), (*readying)(nil)}
-
 // Step waits for the machine's agent to prove that it has the token, gives it
 // its configuration, and waits for its kubelet.
 func (s *joining) Step(ctx context.Context, e *entry) (progress, error) {

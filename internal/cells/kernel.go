@@ -33,6 +33,8 @@ type kernels struct {
 	cells  perCell[kernelState] // of their workers
 }
 
+var _ preparation = (*kernels)(nil)
+
 // kernelState is how far that is.
 type kernelState struct {
 	set   bool      // the kernel has them

@@ -24,10 +24,10 @@ type loader interface {
 	load(ctx context.Context) error
 }
 
-var _ = []loader{(*generationChecks)(nil), (*births)(nil), storedCosts{}, (*storedCells)(nil), (*orphanCalls)(nil)}
-
 // storedCosts reads what cells that are gone have cost.
 type storedCosts struct{ ledger *ledger.Ledger }
+
+var _ loader = storedCosts{}
 
 func (s storedCosts) load(ctx context.Context) error { return s.ledger.Load(ctx) }
 
@@ -50,6 +50,8 @@ type storedCells struct {
 	guard *guard.Guard
 	ends  *cellEnds
 }
+
+var _ loader = (*storedCells)(nil)
 
 // load reads the stored cells and takes up their lives again. A bound cell shows
 // its pod before its tunnel is dialled: its kubelet must never be told that the pod

@@ -13,6 +13,8 @@ type orphanCalls struct {
 	store *store.Store
 }
 
+var _ loader = (*orphanCalls)(nil)
+
 // load removes them: a backup that was restored may hold such.
 func (s *orphanCalls) load(ctx context.Context) error {
 	waited := map[string]bool{}

@@ -37,6 +37,8 @@ type plugins struct {
 	cells  perCell[pluginsState] // of their workers
 }
 
+var _ preparation = (*plugins)(nil)
+
 // pluginsState is how far that is.
 type pluginsState struct {
 	sent  time.Time // when the agent had them from this process

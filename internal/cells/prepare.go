@@ -49,6 +49,8 @@ func (s preparations) waitsForLocked(e *entry) string {
 // unlessStopped is the preparation with which a stopped cell leaves: it is started before it is given anything else.
 type unlessStopped struct{}
 
+var _ preparation = unlessStopped{}
+
 func (unlessStopped) prepare(_ context.Context, e *entry) (progress, error) {
 	if e.cell().Stopped {
 		return leave, nil

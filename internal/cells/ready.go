@@ -18,6 +18,8 @@ type readying struct {
 	reserved  int64 // bytes of memory that are the cell's own
 }
 
+var _ preparation = (*readying)(nil)
+
 // prepare makes a cell Ready whose kubelet is, or ends one whose machine is too small for
 // its pod: its kubelet would refuse the pod, or the kernel end it.
 func (s *readying) prepare(ctx context.Context, e *entry) (progress, error) {

@@ -17,6 +17,8 @@ type renaming struct {
 	since       perCell[time.Time] // a kubelet is to be of another node, and is not ready; of its worker
 }
 
+var _ preparation = (*renaming)(nil)
+
 // prepare makes the kubelet of a ready cell that of another virtual node, where the cell
 // was made for none or for another: a kubelet learns its node's name when it starts.
 // Until the agent has its new configuration the old kubelet is refused

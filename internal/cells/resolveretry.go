@@ -14,6 +14,8 @@ type resolveRetries struct {
 	tries  perCell[attempts]
 }
 
+var _ preparation = (*resolveRetries)(nil)
+
 // prepare has a cell wait until its launch may be resolved again.
 func (s *resolveRetries) prepare(_ context.Context, e *entry) (progress, error) {
 	if wait := s.tries.of(e).wait(s.clock.Now()); wait > 0 {

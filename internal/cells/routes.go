@@ -30,6 +30,8 @@ type routes struct {
 	cells perCell[routesState] // of their workers
 }
 
+var _ preparation = (*routes)(nil)
+
 // routesState is how far that is.
 type routesState struct {
 	made    bool // the cloud routes them to the cell, for this process
