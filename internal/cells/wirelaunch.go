@@ -44,7 +44,9 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 			launches: c.launchQueue,
 			removals: e.removals,
 			preparations: preparations{table: c.table, list: []preparation{
+				// First: asks nobody.
 				s.retries,
+				// Last: it is to hold when the cell is queued for its launch.
 				&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
 			}},
 		},

@@ -38,18 +38,21 @@ func newJoining(cfg Config, c core, s shared, consoles *consoles, l links) *join
 		evacuating: l.evacuating,
 		failures:   failures,
 		stages: preparations{table: c.table, list: []preparation{
+			// First: the next one dials the address.
 			&addressing{
 				table:     c.table,
 				records:   c.records,
 				calls:     cfg.Calls,
 				inventory: c.inventory,
 			},
+			// Until its kubelet is ready, with this process's configuration.
 			&contacting{
 				loop:        c.loop,
 				records:     c.records,
 				connections: l.connections,
 				failures:    failures,
 			},
+			// Last: needs the kubelet's node in e.api, and makes the cell Ready.
 			&readying{
 				clock:     cfg.Clock,
 				records:   c.records,
@@ -70,12 +73,15 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 		releases: e.releases,
 		waits:    s.waits,
 		preparations: preparations{table: c.table, list: []preparation{
+			// First: while another instance may run the pod, or the cell another pod, its kubelet must hear nothing.
 			&exclusiveBind{
 				generation:     c.generation,
 				exclusionWaits: e.exclusionWaits,
 				inventory:      c.inventory,
 			},
+			// Before all that needs a running machine.
 			unlessStopped{},
+			// Before anything is given to the agent: one that goes over to another begins anew.
 			&keptAgents{
 				table:       c.table,
 				loop:        c.loop,
@@ -84,14 +90,18 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				inventory:   c.inventory,
 				upgrades:    s.upgrades,
 			},
+			// Before reconnecting: it drops e.api if that is of another node.
 			&renaming{
 				loop:        c.loop,
 				nodeNames:   s.nodeNames,
 				connections: l.connections,
 				ends:        c.ends,
 			},
+			// Before all that needs e.api or the session.
 			&reconnecting{connections: l.connections},
+			// Before the calls to the cloud: an instance that is taken back needs no disk.
 			l.evacuating,
+			// After reconnecting: the agent shows the disks as devices.
 			&disks{
 				table:  c.table,
 				loop:   c.loop,
@@ -100,8 +110,11 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				events: c.events,
 				waits:  s.waits,
 			},
+			// Anywhere before the pod: needs the cloud alone.
 			s.routes,
+			// After reconnecting: needs the session, and e.api, which hears of drivers.
 			&plugins{loop: c.loop, agents: c.agents, waits: s.waits},
+			// After reconnecting: needs e.api, and what the agent answered to its configuration.
 			&hugePages{
 				table:       c.table,
 				loop:        c.loop,
@@ -111,7 +124,9 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				reports:     l.connections.reports,
 				reserved:    cfg.ReservedMemoryBytes,
 			},
+			// After reconnecting: needs e.api.
 			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
+			// After reconnecting: needs the session.
 			&kernels{
 				loop:   c.loop,
 				agents: c.agents,
