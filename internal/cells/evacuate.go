@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"k8s.io/utils/clock"
@@ -23,44 +22,50 @@ type evacuating struct {
 
 var _ preparation = (*evacuating)(nil)
 
-// actOnNotice does what the notice of a cell asks for. It returns how long is left until the
-// instance is lost, 0 where there is no notice, and whether the cell ends now.
-func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {
+// endUnbound ends a cell that is not bound if the cloud takes its instance back, and reports whether it does.
+func (s *evacuating) endUnbound(e *entry) bool {
+	if e.cell().Interrupted.IsZero() {
+		return false
+	}
+	s.ends.begin(e, cellEnd{CauseInterrupted, tookBack, events.NewCellLost(e.id, tookBack)})
+	return true
+}
+
+// moveBound has the pod of a bound cell move away if the cloud takes the cell's instance back. When the time of the notice has come it ends
+// the cell, or forgets a notice that was not true. It returns after how long to do so again, 0 where there is no notice.
+func (s *evacuating) moveBound(ctx context.Context, e *entry) (again time.Duration) {
 	cell, reported := e.cell(), s.reported.of(e)
 	if cell.Interrupted.IsZero() {
 		if !reported.IsZero() { // it was called off, or did not come
 			*reported = time.Time{}
 			s.observers.CellInterrupted(*cell)
 		}
-		return 0, false
+		return 0
 	}
-	left = cell.Interrupted.Sub(s.clock.Now())
+	left := cell.Interrupted.Sub(s.clock.Now())
 	switch {
-	case cell.Phase != apiv1.Bound:
-		s.ends.begin(e, cellEnd{CauseInterrupted, tookBack, events.NewCellLost(e.id, tookBack)})
-		return 0, true
 	case left <= -cell.noticeOver() && s.lost.isHeard(e):
 		if s.interruptions.forget(ctx, e) {
-			return 0, false
+			return 0
 		}
-		return silentPoll, true
+		return silentPoll
 	case left <= 0:
 		s.lost.loseTakenBack(ctx, e)
-		return silentPoll, true
+		return silentPoll
 	}
 	if !reported.Equal(cell.Interrupted) {
 		if !s.admitMove(ctx, e) {
-			return min(left, idlePoll), true
+			return min(left, idlePoll) // the guard may admit it then
 		}
 		*reported = cell.Interrupted
 		s.observers.CellInterrupted(*cell)
 	}
-	return left, true
+	return left
 }
 
 // prepare has a ready cell leave that ends by its notice.
-func (s *evacuating) prepare(ctx context.Context, e *entry) (progress, error) {
-	if _, ends := s.actOnNotice(ctx, e); ends {
+func (s *evacuating) prepare(_ context.Context, e *entry) (progress, error) {
+	if s.endUnbound(e) {
 		return leave, nil
 	}
 	return done, nil

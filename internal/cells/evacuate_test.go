@@ -26,31 +26,28 @@ func TestAPodMovesBeforeItsInstanceIsTaken(t *testing.T) {
 	e := b.running("c")
 	link := &modelLink{}
 	e.session, e.api = agentSession{link}, link
-	step := func(why string, wantLeft time.Duration, wantEnds bool, wantMoved int) {
+	step := func(why string, want time.Duration, moved int, ends string) {
 		t.Helper()
-		left, ends := s.actOnNotice(t.Context(), e)
-		if left != wantLeft || ends != wantEnds || len(b.moved) != wantMoved {
-			t.Errorf("%s: %s are left, ends %t, moved %d times", why, left, ends, len(b.moved))
+		again := s.moveBound(t.Context(), e)
+		if evidence, _ := b.table.endingOf(e); again != want || len(b.moved) != moved || evidence != ends {
+			t.Errorf("%s: again after %s, moved %d times, ends for %q", why, again, len(b.moved), evidence)
 		}
 	}
-	step("no notice", 0, false, 0)
+	step("no notice", 0, 0, "")
 	at := b.clock.Now().Add(2 * time.Minute)
 	b.noticed(e, at, true)
 	for range 2 {
-		step("a notice", 2*time.Minute, true, 1)
+		step("a notice", 2*time.Minute, 1, "")
 	}
 	b.noticed(e, at.Add(time.Minute), true)
-	step("it is put off", 3*time.Minute, true, 2)
+	step("it is put off", 3*time.Minute, 2, "")
 	b.noticed(e, time.Time{}, true)
 	for range 2 {
-		step("it is called off", 0, false, 3)
+		step("it is called off", 0, 3, "")
 	}
 	b.noticed(e, b.clock.Now().Add(-time.Second), true)
 	link.heard = b.clock.Now().Add(-time.Minute)
-	step("its time has come", silentPoll, true, 3)
-	if why, _ := b.table.endingOf(e); why != tookBack {
-		t.Errorf("it ends for %q", why)
-	}
+	step("its time has come", silentPoll, 3, tookBack)
 }
 
 func TestANoticeThatDoesNotComeTrueIsForgotten(t *testing.T) {
@@ -73,10 +70,10 @@ func TestANoticeThatDoesNotComeTrueIsForgotten(t *testing.T) {
 		certain := e.cell().clone()
 		certain.Certain = tc.certain
 		e.current.Store(&certain)
-		_, ends := s.actOnNotice(t.Context(), e)
+		again := s.moveBound(t.Context(), e)
 		why, _ := b.table.endingOf(e)
-		if forgot := e.cell().Interrupted.IsZero(); forgot != tc.forgets || ends == forgot || why != "" {
-			t.Errorf("%s: forgotten %t, ends %t for %q", name, forgot, ends, why)
+		if forgot := e.cell().Interrupted.IsZero(); forgot != tc.forgets || (again == 0) != forgot || why != "" {
+			t.Errorf("%s: forgotten %t, again after %s, ends for %q", name, forgot, again, why)
 		}
 	}
 }
@@ -85,8 +82,11 @@ func TestACellThatRunsNoPodEndsWithItsNotice(t *testing.T) {
 	b := newBench(t)
 	s := b.evacuating()
 	e := b.booting("c")
+	if s.endUnbound(e) || e.ending != "" {
+		t.Error("it ends without a notice")
+	}
 	b.noticed(e, b.clock.Now().Add(time.Minute), false)
-	if _, ends := s.actOnNotice(t.Context(), e); !ends || e.cause != CauseInterrupted || len(b.moved) != 0 {
+	if ends := s.endUnbound(e); !ends || e.cause != CauseInterrupted || len(b.moved) != 0 {
 		t.Errorf("it ends %t for %s, moved %d times", ends, e.cause, len(b.moved))
 	}
 }
@@ -99,11 +99,11 @@ func TestOnDemandInstancesThatAreTakenCountForTheGuard(t *testing.T) {
 	for n := range 12 {
 		e := b.running(string(rune('a' + n)))
 		b.noticed(e, b.clock.Now().Add(time.Minute), n == 11)
-		left, ends := s.actOnNotice(t.Context(), e)
-		if !ends || left != time.Minute && left != idlePoll {
-			t.Errorf("%s are left, ends %t", left, ends)
+		again := s.moveBound(t.Context(), e)
+		if e.ending != "" || again != time.Minute && again != idlePoll {
+			t.Errorf("again after %s, ends for %q", again, e.ending)
 		}
-		if left == time.Minute {
+		if again == time.Minute {
 			moved++
 		}
 	}

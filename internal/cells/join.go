@@ -22,7 +22,7 @@ func (s *joining) Step(ctx context.Context, e *entry) (progress, error) {
 	if ended, err := s.failures.endUnwanted(ctx, e); err != nil || ended {
 		return done, err
 	}
-	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
+	if s.evacuating.endUnbound(e) {
 		return leave, nil
 	}
 	if s.generation.mayRunMore(e) {

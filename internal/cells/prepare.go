@@ -5,8 +5,9 @@ import "context"
 // preparation gives a cell something that it needs before the next one, before its launch, or before its kubelet sees the pod. It need not
 // ask whether the cell is to end.
 //
-// All preparations of a cell run again from the top at each of its steps, and in a new process. So each is idempotent, and notes in a perCell
-// what it has done. What the cell's agent holds it notes with the session: another session may lead to an agent that has started anew.
+// All preparations of a cell run again from the top at each of its steps, and in a new process. So each is idempotent, and notes in a
+// perCell what it has done. It notes with the session what the cell's agent holds: another session may be to an agent that has started
+// anew.
 type preparation interface {
 	prepare(ctx context.Context, e *entry) (progress, error)
 }

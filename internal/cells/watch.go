@@ -20,7 +20,7 @@ type watching struct {
 func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
 	why, cause, keepUntil := s.releases.endAndKeep(e)
 	if why == "" {
-		left, _ := s.evacuating.actOnNotice(ctx, e)
+		left := s.evacuating.moveBound(ctx, e)
 		got, err := s.connections.connect(ctx, e)
 		switch {
 		case err != nil || !got.isDone():
