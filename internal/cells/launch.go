@@ -163,16 +163,14 @@ func (s *launching) giveBack(l *launch, some []*outcome) {
 	s.table.mu.Lock()
 	for _, o := range some {
 		o.e.giveBackLocked()
-		switch o.verdict {
-		case isUnwanted, isUnresolved, isUnstored: // an earlier launch of the cell may be stored, its answer lost
-		default:
+		if !effects[o.verdict].keepsLaunch {
 			o.e.launchID = ""
 		}
 	}
 	s.table.mu.Unlock()
 	for _, o := range some {
 		l.drop(o.e)
-		if o.verdict == isUnstored {
+		if effects[o.verdict].fails {
 			s.loop.retry(o.e, o.answer.Err)
 		} else {
 			s.loop.queue.Add(o.e.id)

@@ -128,7 +128,7 @@ func (s *launchAnswers) learnShortages(offering Offering, known []*outcome) {
 		}
 		if o.verdict == isLaunched && isShortage(fault) {
 			err = fault
-		} else if o.verdict != isRefused && o.verdict != isAbandoned {
+		} else if !effects[o.verdict].mayBeShort {
 			continue
 		}
 		// These say nothing of what the cloud has.

@@ -53,10 +53,41 @@ const (
 	isLeftOver   verdict = "left over"  // it did not fit into this call
 )
 
-// changesRecord reports whether the cell's record changes by an outcome.
+// effect is what a verdict does to a cell.
+type effect struct {
+	// become makes of the cell's record what the verdict says, and returns what tells the owner of the cell's pod. If it is nil the record
+	// stays as it is.
+	become func(s *recording, cell *Cell, o *outcome, boosted bool) (events.Event, error)
+	// keepsLaunch: an earlier launch of the cell may be stored, its answer lost.
+	keepsLaunch bool
+	// fails: the step of the cell has failed, with the outcome's error.
+	fails bool
+	// mayBeShort: the outcome's error may say that the cloud is short of the offering.
+	mayBeShort bool
+}
+
+// effects has all verdicts.
+var effects = map[verdict]effect{
+	isLaunched:   {become: (*recording).setLaunched},
+	isRefused:    {become: (*recording).refuse, mayBeShort: true},
+	isForbidden:  {become: (*recording).forbid},
+	isApart:      {become: (*recording).requestAnew},
+	isTooMany:    {become: (*recording).requestAnew},
+	isExpired:    {become: (*recording).requestAnew},
+	isUnfit:      {become: (*recording).requestAnew},
+	isStale:      {become: (*recording).requestStale},
+	isUnlabelled: {become: (*recording).requestWithoutLabels},
+	isAbandoned:  {become: (*recording).abandon, mayBeShort: true},
+	isOpen:       {},
+	isUnwanted:   {keepsLaunch: true},
+	isUnresolved: {keepsLaunch: true},
+	isUnstored:   {keepsLaunch: true, fails: true},
+	isLeftOver:   {},
+}
+
+// changesRecord reports whether the cell's record changes by an outcome. That of an unknown verdict cannot be stored.
 func (o *outcome) changesRecord() bool {
-	switch o.verdict {
-	case isUnwanted, isUnresolved, isUnstored, isLeftOver:
+	if has, known := effects[o.verdict]; known && has.become == nil {
 		return false
 	}
 	return o.e.cell().Phase != apiv1.Gone // such a cell has no record: its instance, if there is one, is seen without a cell
@@ -106,32 +137,24 @@ func (s *recording) record(ctx context.Context, l *launch, some []*outcome) erro
 
 // become makes of a cell what its outcome says, and returns what tells the owner of its pod.
 func (s *recording) become(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
-	refusal := o.answer.Err
-	switch o.verdict {
-	case isLaunched:
-		event, err := s.setLaunched(cell, o.answer.Instance)
-		if boosted {
-			cell.step(apiv1.StepBoosted, s.loop.clock.Now())
-		}
-		return event, err
-	case isRefused:
-		cell.restoreLabels(refusal)
-		return s.nextOrEnd(cell, refusal)
-	case isForbidden:
-		cell.restoreLabels(refusal)
-		return s.requestAgain(cell)
-	case isApart, isTooMany, isExpired, isUnfit:
-		return s.requestAgain(cell)
-	case isUnlabelled:
-		return s.requestWithoutLabels(cell)
-	case isStale:
-		return s.requestStale(cell, refusal)
-	default:
-		return s.abandon(cell, refusal)
+	has, known := effects[o.verdict]
+	if !known {
+		return events.Event{}, fmt.Errorf("store the outcome of the launch of cell %s: %q is no known verdict", cell.ID, o.verdict)
 	}
+	return has.become(s, cell, o, boosted)
 }
 
-func (s *recording) setLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
+// setLaunched notes the instance of a cell. boosted reports whether that starts with more CPU than it has afterwards.
+func (s *recording) setLaunched(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+	event, err := s.enterLaunched(cell, o.answer.Instance)
+	if boosted {
+		cell.step(apiv1.StepBoosted, s.loop.clock.Now())
+	}
+	return event, err
+}
+
+// enterLaunched has a cell boot that has an instance, or ends it if that has ended already.
+func (s *recording) enterLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
 	offering := cell.Offering()
 	cell.setInstance(instance, s.loop.clock.Now())
 	cell.Reason, cell.Offerings, cell.Stale = offering.Reason, cell.Offerings[:1], false
@@ -151,6 +174,18 @@ func (s *recording) setLaunched(cell *Cell, instance cloud.Instance) (events.Eve
 // maxRefusals is how many offerings in a row may be refused for what a cell itself asks for: a
 // second one may differ in what the cloud found fault with, others will not.
 const maxRefusals = 2
+
+// refuse moves on a cell whose launch was refused.
+func (s *recording) refuse(cell *Cell, o *outcome, _ bool) (events.Event, error) {
+	cell.restoreLabels(o.answer.Err)
+	return s.nextOrEnd(cell, o.answer.Err)
+}
+
+// forbid has a cell requested again to whose launch Kip had no right.
+func (s *recording) forbid(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+	cell.restoreLabels(o.answer.Err)
+	return s.requestAnew(cell, o, boosted)
+}
 
 // nextOrEnd moves a cell that the cloud has surely not launched to its next offering,
 // or to its end.
@@ -187,33 +222,35 @@ func (s *recording) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 	return events.NewNextOffering(outOfCapacity, offering.String(), refusal, left[0].String()), cell.enter(apiv1.Requested)
 }
 
-// requestAgain has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
+// requestAnew has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
 // launch has expired, or the configuration does not fit, of which the next Resolve tells the pod.
-func (s *recording) requestAgain(cell *Cell) (events.Event, error) {
+func (s *recording) requestAnew(cell *Cell, _ *outcome, _ bool) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
 	return events.Event{}, cell.enter(apiv1.Requested)
 }
 
 // requestWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
-func (s *recording) requestWithoutLabels(cell *Cell) (events.Event, error) {
+func (s *recording) requestWithoutLabels(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
 	cell.NoLabels = true
-	return s.requestAgain(cell)
+	return s.requestAnew(cell, o, boosted)
 }
 
 // requestStale has a cell requested again whose launch was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (s *recording) requestStale(cell *Cell, err error) (events.Event, error) {
+func (s *recording) requestStale(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+	err := o.answer.Err
 	if cell.Stale {
 		return s.nextOrEnd(cell, err)
 	}
 	cell.Stale = true
 	offering := cell.Offering()
-	_, failed := s.requestAgain(cell)
+	_, failed := s.requestAnew(cell, o, boosted)
 	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 
 // abandon ends a cell of which nobody knows whether it has an instance.
-func (s *recording) abandon(cell *Cell, err error) (events.Event, error) {
+func (s *recording) abandon(cell *Cell, o *outcome, _ bool) (events.Event, error) {
+	err := o.answer.Err
 	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, s.loop.clock.Now())
 	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
