@@ -23,7 +23,11 @@
 //   - Before the call leaves for the cloud (Intercept), so that no caller can forget to ask. Whatever was not admitted before counts
 //     as an end that nobody has requested.
 //
-// An instance that was admitted is not counted again. The veto of a fresh lease holds also for such an instance.
+// An instance that was admitted is not counted again.
+//
+// Rule 1 is asked only when an end begins, at the first two points. No phase leads back from an end, also if the cell is heard again, and
+// Kip closes the connection before it terminates the instance. A veto at a later point would not save the cell. It would only keep its
+// pod waiting for another. So package cells says nothing of the last heartbeat there.
 //
 // The guard comes before every wait of a call. Last of all the pipe's own fence checks that this Kip still leads. The guard holds no lock
 // while a call to the cloud waits.

@@ -30,7 +30,8 @@ type End struct {
 	// Why the instance is to end, for people.
 	Why    string
 	Ground Ground
-	// LastHeartbeat is when the cell was last heard, or could not have been; zero where its end does not follow from silence.
+	// LastHeartbeat is when the cell was last heard, or could not have been; zero where its end does not follow from silence, or has
+	// begun.
 	LastHeartbeat time.Time
 	// Heard returns LastHeartbeat as it is now. The guard asks it after a wait for the store. Optional: the cell was not heard meanwhile.
 	Heard func() time.Time
