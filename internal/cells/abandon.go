@@ -36,5 +36,5 @@ func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) 
 		}
 	}
 	s.inventory.pollSoon()
-	return waitFor("lists that show whether it has an instance", time.Second), nil
+	return waitFor("Kip does not know yet whether it has an instance", time.Second), nil
 }

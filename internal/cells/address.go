@@ -44,7 +44,7 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	s.table.mu.Unlock()
 	s.inventory.pollSoon()
-	return waitFor("its addresses", time.Second), nil
+	return waitFor(noAddress, time.Second), nil
 }
 
 // waitsForLocked returns which address a booting cell has not got, until it is dialled. The caller holds table.mu.

@@ -64,14 +64,14 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	case since.IsZero():
 		s.inventory.pollSoon() // is the machine still there?
-		return waitFor("a connection to its agent", silentPoll), nil
+		return waitFor(notConnected, silentPoll), nil
 	}
 	left := s.loop.leftTo(e, since, goOverTimeout)
 	if left <= 0 {
 		s.end(e, events.AgentNotRestored(lacks))
 		return leave, nil
 	}
-	return waitFor("the agent of its launch", min(left, agentPoll)), nil
+	return waitFor(errAgentFetched.Error(), min(left, agentPoll)), nil
 }
 
 // waitsForLocked returns why a ready cell has not the agent of its launch. The caller holds table.mu.

@@ -1,16 +1,36 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"sync"
 )
 
-// The operations whose names matter to others.
+// The operations, with those of routes.go.
 const (
 	attachesDisks  = "attach"
+	handsOverDisks = "hand over disks"
+	givesPlugins   = "plug"
+	setsKernel     = "set the kernel"
+	configures     = "configure"
 	startsInstance = "start"
+	stopsInstance  = "stop"
 	drains         = "drain"
 )
+
+// waitsOfOps are what cells wait for while the operations go on, for people.
+var waitsOfOps = map[string]string{
+	attachesDisks:  "the cloud has not attached its disks yet",
+	handsOverDisks: "its agent has not taken its disks yet",
+	givesPlugins:   "its agent has not taken its CSI drivers yet",
+	setsKernel:     "its agent has not set its kernel yet",
+	configures:     "its agent has not taken its configuration yet",
+	startsInstance: "the cloud has not started its instance yet",
+	stopsInstance:  "the cloud has not stopped its instance yet",
+	drains:         "its pod's logs and volumes are not saved yet",
+	makesRoutes:    "the cloud has not routed the networks of its pod to it yet",
+	removesRoutes:  "the cloud has not removed its routes yet",
+}
 
 // asyncOp is something slow that is done for a cell while its worker serves others: a
 // call to the cloud, or to the cell's agent. A cell has one at a time.
@@ -34,7 +54,7 @@ func (l *loop) async(ctx context.Context, e *entry, what string, do func(context
 	defer e.async.mu.Unlock()
 	if a := e.async.now; a != nil {
 		if !a.ended {
-			return underWay(a.what), nil
+			return underWay(cmp.Or(waitsOfOps[a.what], a.what)), nil
 		}
 		e.async.now = nil
 		if a.what == what {
@@ -52,7 +72,7 @@ func (l *loop) async(ctx context.Context, e *entry, what string, do func(context
 		e.async.mu.Unlock()
 		l.queue.Add(e.id)
 	})
-	return underWay(what), nil
+	return underWay(cmp.Or(waitsOfOps[what], what)), nil
 }
 
 // has reports whether an operation goes on, or has ended and nobody has its outcome yet.

@@ -227,7 +227,7 @@ func (s *blockers) delayLocked(e *entry) (got progress, report func()) {
 			reason = events.LaunchDelayed
 		}
 		toNode := u == agent && u.reported.note(why, now)
-		return waitFor("the operator to fix what blocks its launch", min(left, blockedPoll)), func() { s.report(e, why, reason, toNode) }
+		return waitFor(why, min(left, blockedPoll)), func() { s.report(e, why, reason, toNode) }
 	}
 	return done, nil
 }

@@ -17,6 +17,9 @@ type connections struct {
 	reports     *connectionReports
 }
 
+// kubeletNotReady is the wait of a cell for its kubelet.
+const kubeletNotReady = "its kubelet is not ready"
+
 // connect brings up the cell's API and its tunnel in this process, and has the agent
 // given its configuration. It is done when the agent has that, or is not connected. It waits while the agent goes over to that of its
 // launch.
@@ -29,9 +32,9 @@ func (s *connections) connect(ctx context.Context, e *entry) (progress, error) {
 		if configure == nil {
 			return done, s.reports.reportConfigured(ctx, e)
 		}
-		switch got, err := s.loop.async(ctx, e, "configure", configure); {
+		switch got, err := s.loop.async(ctx, e, configures, configure); {
 		case errors.Is(err, errAgentFetched):
-			return waitFor("the agent of its launch", agentPoll), nil
+			return waitFor(errAgentFetched.Error(), agentPoll), nil
 		case err != nil || !got.isDone():
 			return got, err
 		}
@@ -150,7 +153,7 @@ func (s *connections) waitsForLocked(e *entry) string {
 	case goesOver:
 		return errAgentFetched.Error()
 	case e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().StepTime(apiv1.StepCloudInit).IsZero():
-		return "its cloud-init file is being carried out"
+		return cloudInitRuns
 	}
-	return "its kubelet is not ready"
+	return kubeletNotReady
 }

@@ -14,6 +14,9 @@ import (
 // milliseconds.
 const firstSetUpPoll, longestSetUpPoll = 25 * time.Millisecond, 5 * time.Second
 
+// cloudInitRuns is the wait of a cell for its cloud-init file.
+const cloudInitRuns = "its cloud-init file is being carried out"
+
 // contacting connects to the machines of booting cells, and has their agents and kubelets set up.
 type contacting struct {
 	loop        *loop
@@ -32,7 +35,7 @@ func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	case err != nil:
 		return s.handleFailure(ctx, e, err)
 	case got.isDone() && !s.connections.kubeletReady(e):
-		return await("its kubelet"), nil // the tunnel and the kubelet wake the cell
+		return await(kubeletNotReady), nil // the tunnel and the kubelet wake the cell
 	}
 	return got, nil
 }
@@ -60,7 +63,7 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (pr
 		}
 		polls := s.polls.of(e)
 		*polls++
-		return waitFor("its cloud-init file", s.loop.random.After(*polls, firstSetUpPoll, longestSetUpPoll)), nil
+		return waitFor(cloudInitRuns, s.loop.random.After(*polls, firstSetUpPoll, longestSetUpPoll)), nil
 	}
 	return progress{}, err
 }

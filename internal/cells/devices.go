@@ -94,5 +94,5 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	if now.Sub(state.since) >= gpuSilence {
 		s.waits.report(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
 	}
-	return waitFor("its devices", gpuPoll), nil
+	return waitFor(lacks, gpuPoll), nil
 }

@@ -82,10 +82,10 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		s.waits.restart(e)
 	}
 	if !e.session.connected() {
-		return await("a connection to its agent"), nil // the tunnel wakes the cell
+		return await(notConnected), nil // the tunnel wakes the cell
 	}
 	session := e.session
-	got, err := s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, handsOverDisks, func(ctx context.Context) error {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})
 	switch {
@@ -97,7 +97,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 			given.attached = false // the cloud has said yes, and may not have done it
 		}
 		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
-		return waitFor("its disks to be devices", s.waits.next(e)), nil
+		return waitFor("its machine does not show its disks yet", s.waits.next(e)), nil
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
@@ -134,7 +134,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 			atMost = heldTimeout
 		}
 		s.waits.report(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
-		return waitFor("a disk that another instance has", s.waits.next(e)), nil
+		return waitFor("another instance has one of its disks", s.waits.next(e)), nil
 	case errors.Is(err, cloud.ErrNotYet):
 		s.waits.forgetRefusal(e)
 	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -98,7 +97,5 @@ func patient(e *entry) bool {
 	return cause == CausePodEnded || cause == CausePodDeleted
 }
 
-// waitsForLocked returns what a cell waits for that is being drained. The caller holds table.mu.
-func (s *draining) waitsForLocked(e *entry) string {
-	return cmp.Or(s.keeping.waitsForLocked(e), "its pod's logs and volumes are not saved yet")
-}
+// waitsForLocked returns what keeps the routes of a cell from being removed. The caller holds table.mu.
+func (s *draining) waitsForLocked(e *entry) string { return s.keeping.routes.waitsForLocked(e) }

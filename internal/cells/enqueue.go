@@ -18,11 +18,27 @@ type enqueuing struct {
 	preparations preparations
 }
 
-// Step adds a cell to the queue of launches once it is prepared and nothing delays its launch.
+// Step adds a cell to the queue of launches once it is prepared and nothing delays its launch. It shows observers what else the cell waits
+// for than when they were told of it last.
 func (s *enqueuing) Step(ctx context.Context, e *entry) (progress, error) {
+	got, err := s.step(ctx, e)
+	if err == nil && got.waits() && s.saysOther(e, got.why) {
+		s.removals.records.showAgain(e)
+	}
+	return got, err
+}
+
+// saysOther reports whether a cell waited for something else when its last step had run.
+func (s *enqueuing) saysOther(e *entry, why string) bool {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return e.waits != "" && e.waits != why
+}
+
+func (s *enqueuing) step(ctx context.Context, e *entry) (progress, error) {
 	launching, ending := s.checkQueue(e)
 	if launching {
-		return await("its launch"), nil // which may be storing it by now, and gives it back
+		return await(notAnswered), nil // which may be storing it by now, and gives it back
 	}
 	if ending != "" {
 		return done, s.removals.remove(ctx, e, ending)
@@ -69,20 +85,15 @@ func (s *enqueuing) add(next queuedCell) progress {
 		report()
 		return got
 	}
-	return await("its launch")
+	return await(notAnswered)
 }
 
-// waitsForLocked returns what a cell waits for that is to be launched. The caller holds table.mu.
+// waitsForLocked returns what a cell waits for that is its launch's; "" for another. The caller holds table.mu.
 func (s *enqueuing) waitsForLocked(e *entry) string {
-	if why := s.preparations.waitsForLocked(e); why != "" {
-		return why
+	if !e.launching {
+		return ""
 	}
-	if e.launching {
-		if why := s.calls.Waits(cloud.CallLaunch); why != "" {
-			return why
-		}
-	}
-	return cmp.Or(s.breakers.blockers.whyLocked(e), notAnswered)
+	return cmp.Or(s.calls.Waits(cloud.CallLaunch), s.breakers.blockers.whyLocked(e), notAnswered)
 }
 
 // notAnswered is the wait of a cell whose launch is to be sent, or was.

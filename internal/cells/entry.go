@@ -35,6 +35,9 @@ type entry struct {
 	// is kept: resuming waits for such a cell. intents sets it, and launching forgets it.
 	launchID string
 
+	// waits is what the cell waits for, as its last step said; "" for nothing. loop sets it.
+	waits string
+
 	connection          // changes itself
 	async      asyncOps // of loop
 	held       sync.Map // what single parts know of it, by their perCells

@@ -32,29 +32,20 @@ var _ preparation = (*exclusiveLaunch)(nil)
 
 // prepare waits until a cell is the only one that may run its pod.
 func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error) {
-	switch exclusive, doubt := s.exclusionWaits.ensureExclusive(e); {
-	case exclusive:
+	switch why := s.exclusionWaits.ensureExclusive(e); why {
+	case "":
 		return done, nil
-	case doubt == behind:
-		return waitFor("the store to know all instances", idlePoll), nil
+	case behind:
+		return waitFor(why, idlePoll), nil
+	default:
+		s.inventory.pollSoon()
+		return waitFor(why, time.Second), nil
 	}
-	s.inventory.pollSoon()
-	return waitFor("a list without another instance for its pod", time.Second), nil
 }
 
-// waitsForLocked returns why it is not sure that nothing else runs the pod of a cell, unless the cell is being launched and the store is
-// not behind: it was sure then. The caller holds table.mu.
-func (s *exclusiveLaunch) waitsForLocked(e *entry) string {
-	exclusion := s.exclusionWaits.exclusion
-	if e.launching && !exclusion.generation.isBehind() {
-		return ""
-	}
-	return exclusion.whyUnsureLocked(e)
-}
-
-// ensureExclusive ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such
-// instance; otherwise it reports why the cell waits. doubt is that of exclusion.check.
-func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string) {
+// ensureExclusive ends all other instances that may run the pod of a cell. It returns "" if the cloud surely shows no such
+// instance; otherwise it returns why the cell waits, and reports it.
+func (s *exclusionWaits) ensureExclusive(e *entry) (why string) {
 	doubt, others := s.exclusion.check(e)
 	now := s.clock.Now()
 	switch {
@@ -68,5 +59,8 @@ func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string
 	case len(others) > 0 && s.reported.of(e).note(fmt.Sprint(others), now):
 		s.events.report(e.cell(), events.NewCellUnknown(events.InstancesMayRun(others)))
 	}
-	return doubt == "" && len(others) == 0, doubt
+	if doubt == "" && len(others) > 0 {
+		return events.InstancesMayRun(others)
+	}
+	return doubt
 }

@@ -91,7 +91,7 @@ func TestWhatACellIsLaunchedAsIsNoOtherThatRunsItsPod(t *testing.T) {
 	pod := e.cell().Pod.UID
 	own := cloud.Instance{ID: "i-c", Tags: map[string]string{cloud.TagCell: "c"}}
 	b.listed(snapshot{began: b.clock.Now(), byID: map[string]cloud.Instance{"i-c": own}, byPod: map[types.UID][]string{pod: {"i-c"}}})
-	if exclusive, doubt := s.ensureExclusive(e); !exclusive || doubt != "" || e.cell().Phase != apiv1.Bound {
-		t.Errorf("it is the only one: %t, %q", exclusive, doubt)
+	if why := s.ensureExclusive(e); why != "" || e.cell().Phase != apiv1.Bound {
+		t.Errorf("it is the only one, and waits for %q", why)
 	}
 }

@@ -59,7 +59,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	switch {
 	case !configured:
 		state.since = time.Time{}
-		return await("a connection to its agent"), nil // the tunnel wakes the cell
+		return await(notConnected), nil // the tunnel wakes the cell
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
 	}
@@ -85,7 +85,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	if now.Sub(state.since) >= pagesSilence {
 		s.waits.report(ctx, e, events.NewHugePagesNotReady(e.id, lacks))
 	}
-	return waitFor("its kubelet to count its huge pages", pagesPoll), nil
+	return waitFor("its kubelet does not count its huge pages yet", pagesPoll), nil
 }
 
 // missing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.

@@ -17,6 +17,9 @@ type idling struct {
 	starting    *starting
 }
 
+// notTaken is the wait of an idle standby cell.
+const notTaken = "no pod has taken it yet"
+
 // idle is what a standby cell does until it is taken.
 func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 	if s.stops(e.cell()) {
@@ -27,9 +30,9 @@ func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 	}
 	if !e.session.connected() {
 		s.inventory.pollSoon() // is the machine still there?
-		return waitFor("a connection to its agent", silentPoll), nil
+		return waitFor(notConnected, silentPoll), nil
 	}
-	return await("a pod that takes it"), nil
+	return await(notTaken), nil
 }
 
 // stops reports whether an idle standby cell is to be stopped.

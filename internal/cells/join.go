@@ -27,7 +27,7 @@ func (s *joining) Step(ctx context.Context, e *entry) (progress, error) {
 	}
 	if s.generation.mayRunMore(e) {
 		s.generation.noteAway(s.clock.Now())
-		return waitFor("the store to know all instances", time.Second), nil
+		return waitFor(s.generation.Behind(), time.Second), nil
 	}
 	left, err := s.failures.endIfLate(ctx, e, s.stages)
 	if err != nil || left <= 0 {

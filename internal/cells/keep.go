@@ -42,8 +42,9 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	got, err := s.connections.connect(ctx, e)
 	if err == nil && got.isDone() {
-		got = await("the end of the time for which it is kept")
+		got = await("")
 	}
+	got.why = fmt.Sprintf("its pod has failed, and Kip keeps it until %s for a look inside", cell.KeepUntil.UTC().Format(time.RFC3339))
 	return got.atMost(min(left, idlePoll)), err
 }
 
@@ -90,16 +91,4 @@ func (s *keeping) lost(e *entry) string {
 		return fmt.Sprintf("its instance is %s", i.State)
 	}
 	return ""
-}
-
-// waitsForLocked returns until when a cell is kept, or what keeps its routes from being removed before. The caller holds table.mu.
-func (s *keeping) waitsForLocked(e *entry) string {
-	if why := s.routes.waitsForLocked(e); why != "" {
-		return why
-	}
-	cell := e.cell()
-	if cell.StepTime(apiv1.StepKept).IsZero() {
-		return ""
-	}
-	return fmt.Sprintf("its pod has failed, and Kip keeps it until %s for a look inside", cell.KeepUntil.UTC().Format(time.RFC3339))
 }

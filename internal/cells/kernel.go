@@ -48,10 +48,10 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if !e.session.connected() {
-		return await("a connection to its agent"), nil // the tunnel wakes the cell
+		return await(notConnected), nil // the tunnel wakes the cell
 	}
 	session := e.session
-	got, err := s.loop.async(ctx, e, "set the kernel", func(ctx context.Context) error {
+	got, err := s.loop.async(ctx, e, setsKernel, func(ctx context.Context) error {
 		return s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutKernel(ctx, *cell.Kernel) })
 	})
 	switch {
@@ -69,7 +69,7 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 		if now.Sub(state.since) >= kernelSilence {
 			s.waits.report(ctx, e, events.NewHostSettingsNotReady(e.id, err))
 		}
-		return waitFor("its kernel settings", kernelPoll), nil
+		return waitFor(waitsOfOps[setsKernel], kernelPoll), nil
 	case answered(err, http.StatusBadRequest, http.StatusNotFound):
 		s.refused(e, err)
 		return leave, nil

@@ -76,12 +76,25 @@ func (l *loop) process(ctx context.Context, id string, stepOf func(apiv1.Phase) 
 	case got.state != isUnderWay:
 		l.queue.Forget(id)
 	}
-	if got.waits() {
-		l.log.Debug("a cell waits", "cell", id, "phase", e.cell().Phase, "for", got.why, "again", got.again)
-	}
+	l.noteWait(e, got)
 	if got.again > 0 {
 		l.queue.AddAfter(id, got.again)
 	}
+}
+
+// noteWait keeps what a cell waits for as the last step of it said, for people. That of a cell that runs its pod is only logged.
+func (l *loop) noteWait(e *entry, got progress) {
+	why, phase := "", e.cell().Phase
+	if got.waits() {
+		why = got.why
+		l.log.Debug("a cell waits", "cell", e.id, "phase", phase, "for", why, "again", got.again)
+	}
+	if phase == apiv1.Bound {
+		why = ""
+	}
+	l.table.mu.Lock()
+	defer l.table.mu.Unlock()
+	e.waits = why
 }
 
 // retry runs a step again that failed, or ends Run where that would be wrong. Three errors of the store are no failures of a step.
@@ -100,6 +113,7 @@ func (l *loop) retry(e *entry, err error) {
 	}
 	cell := e.cell()
 	l.log.Warn("a cell's step failed, retrying", "cell", e.id, "pod", cell.Pod.String(), "phase", cell.Phase, "err", err)
+	l.noteWait(e, await("Kip tries again what has failed: "+err.Error()))
 	l.queue.AddRateLimited(e.id)
 }
 

@@ -53,10 +53,10 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	if !e.session.connected() {
-		return await("a connection to its agent"), nil // the tunnel wakes the cell
+		return await(notConnected), nil // the tunnel wakes the cell
 	}
 	if session := e.session; state.sent.IsZero() {
-		got, err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
+		got, err := s.loop.async(ctx, e, givesPlugins, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
 		if !got.isDone() {
 			return got, nil
 		}
@@ -78,7 +78,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 		if trouble != "" {
 			s.waits.report(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
 		}
-		return waitFor("its plugins", pluginPoll), nil
+		return waitFor("its kubelet does not know its CSI drivers yet", pluginPoll), nil
 	}
 	state.known = true
 	s.waits.clear(ctx, e)

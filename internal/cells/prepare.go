@@ -12,9 +12,10 @@ type preparation interface {
 	prepare(ctx context.Context, e *entry) (progress, error)
 }
 
-// waiter is a step, or a preparation, that knows what cells wait for.
+// waiter is a step, or a preparation, that knows better what a cell waits for now than when it returned its progress.
 type waiter interface {
-	// waitsForLocked returns what a cell waits for there, for people; "" for nothing. The caller holds table.mu.
+	// waitsForLocked returns what a cell waits for there now, for people; "" if that is what the progress said, or nothing. The caller holds
+	// table.mu.
 	waitsForLocked(e *entry) string
 }
 

@@ -6,7 +6,7 @@ import "time"
 // the step runs again after a back-off (loop.retry).
 type progress struct {
 	state progressState
-	why   string        // what a cell waits for, for Kip's log
+	why   string        // what a cell waits for, as a sentence for people and for Kip's log
 	again time.Duration // after how long a cell that waits is to run its step again; 0 means that something else wakes it
 }
 
@@ -27,6 +27,9 @@ var (
 	anew  = progress{state: isAnew}
 )
 
+// notConnected is the wait of a cell for its agent.
+const notConnected = "its agent is not connected"
+
 // await is the progress of a cell that something wakes when it need not wait any more.
 func await(why string) progress { return progress{why: why} }
 
@@ -34,7 +37,7 @@ func await(why string) progress { return progress{why: why} }
 func waitFor(why string, again time.Duration) progress { return progress{why: why, again: again} }
 
 // underWay is the progress of a cell for which something is done aside, which wakes it.
-func underWay(what string) progress { return progress{state: isUnderWay, why: what} }
+func underWay(why string) progress { return progress{state: isUnderWay, why: why} }
 
 // waits reports whether the cell waits.
 func (p progress) waits() bool { return p.state == isWaiting || p.state == isUnderWay }

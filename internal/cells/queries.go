@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -131,7 +132,7 @@ func (s *queries) connected() (n int) {
 	return n
 }
 
-// waitsFor is Controller.WaitsFor: it asks the step that a cell is at.
+// waitsFor is Controller.WaitsFor: it asks the step that a cell is at, and returns what the last step has said if that knows no better now.
 func (s *queries) waitsFor(id string, stepOf func(apiv1.Phase) step) string {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -140,7 +141,7 @@ func (s *queries) waitsFor(id string, stepOf func(apiv1.Phase) step) string {
 		return "it is gone"
 	}
 	if at := stepOf(e.cell().Phase); at != nil {
-		return at.waitsForLocked(e)
+		return cmp.Or(at.waitsForLocked(e), e.waits)
 	}
 	return ""
 }

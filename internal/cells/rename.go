@@ -45,7 +45,7 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	got, err := s.connections.connect(ctx, e)
 	if err == nil && got.isDone() && !s.connections.kubeletReady(e) {
-		got = await("its kubelet") // the tunnel and the kubelet wake the cell
+		got = await("its kubelet is not ready as that of node " + e.node) // the tunnel and the kubelet wake the cell
 	}
 	if err != nil || !got.isDone() {
 		return got.atMost(left), err

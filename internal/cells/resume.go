@@ -28,7 +28,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 	}
 	// The cloud may have forgotten the token by now, and launch it a second time.
 	if why, _ := s.generation.whyBehind(); why != "" {
-		return waitFor("the store to know all instances", time.Second), nil
+		return waitFor(why, time.Second), nil
 	}
 	l, unknown, err := s.calls.read(ctx, e, intent)
 	if err != nil {
@@ -38,7 +38,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (progress, error) {
 		return got, err
 	}
 	s.launching.resume(ctx, l, unknown)
-	return await("its launch"), nil
+	return await(notAnswered), nil
 }
 
 // gather hands the cells of a stored launch over to it, of which e was one, at a place, when its record was read. It waits until all
@@ -52,12 +52,12 @@ func (s *resuming) gather(l *launch, e *entry, place int) (progress, error) {
 			if other.launchID == l.id {
 				// It was stored with this one, and does not know that yet: without it
 				// the outcome of its machine would be nobody's.
-				return waitFor("another cell of its launch", time.Second), nil
+				return waitFor("another cell of its launch does not know yet that it is stored", time.Second), nil
 			}
 			continue
 		}
 		if other.launching {
-			return await("its launch"), nil // being sent
+			return await(notAnswered), nil // being sent
 		}
 		l.group[cell.Launch.Index] = other
 	}

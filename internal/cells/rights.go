@@ -17,6 +17,9 @@ const (
 	firstPause, longestPause = 5 * time.Second, time.Minute
 )
 
+// noRights is how the wait of a cell for Kip's rights begins.
+const noRights = "Kip has no right to launch or start instances: "
+
 // rights is whether Kip may launch, as far as the cloud's answers say. What is to be known of it is under table.mu.
 type rights struct {
 	table  *table
@@ -117,7 +120,7 @@ func (s *rights) delayLocked(e *entry) (got progress, report func()) {
 	reported, why := s.reported.of(e), s.breaker.why
 	news := !*reported
 	*reported = true
-	return waitFor("Kip's rights in the cloud", left), func() {
+	return waitFor(noRights+why, left), func() {
 		if news {
 			s.events.report(e.cell(), events.NewLaunchesPaused(why))
 		}

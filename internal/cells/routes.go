@@ -71,7 +71,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 		return leave, nil
 	}
 	s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-	return waitFor("the networks of its pod", s.waits.next(e)), nil
+	return waitFor(waitsOfOps[makesRoutes], s.waits.next(e)), nil
 }
 
 // waitsForLocked returns what keeps the call from being sent that makes, or removes, the routes of a cell. The caller holds table.mu.

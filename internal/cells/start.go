@@ -22,6 +22,9 @@ type starting struct {
 	failures *startFailures
 }
 
+// notStarted is the wait of a cell whose instance could not be started.
+const notStarted = "its instance could not be started, and Kip tries again"
+
 // cancelStopAgain is after how long a stop that was under way is cancelled again.
 const cancelStopAgain = time.Second
 
@@ -31,7 +34,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	if !e.async.has(startsInstance) {
 		s.calls.TakeBackStop(id) // the pod would wait until that is sent
 		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
-			return waitFor("another try to start its instance", wait), nil
+			return waitFor(notStarted, wait), nil
 		}
 		if got := s.rights.delayStart(e); !got.isDone() {
 			return got, nil
@@ -84,7 +87,7 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) progress {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
 		s.rights.noteAnswer(e.cell().Offering().Key(), cloud.LaunchResults{{Err: err}})
-		return waitFor("Kip's rights in the cloud", max(s.rights.delayStart(e).again, firstRetry))
+		return waitFor(noRights+err.Error(), max(s.rights.delayStart(e).again, firstRetry))
 	}
 	tries := s.tries.of(e)
 	tries.fail(now, err, s.loop.random)
@@ -100,5 +103,5 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) progress {
 	if tries.failed == 1 {
 		s.events.report(e.cell(), events.NewStandbyCellNotStarted(e.id, err))
 	}
-	return waitFor("another try to start its instance", tries.wait(now))
+	return waitFor(notStarted, tries.wait(now))
 }

@@ -37,17 +37,17 @@ func (s *stopping) stop(ctx context.Context, e *entry, machines cloud.Stopper) (
 		if e.cell().Instance.State != cloud.Stopped {
 			return done, s.records.save(ctx, e, func(cell *Cell) error { cell.Instance.State = cloud.Stopped; return nil })
 		}
-		return await("a pod that takes it"), nil
+		return await(notTaken), nil
 	}
 	s.inventory.pollSoon()
 	if s.tries.of(e).wait(now) > 0 {
-		return waitFor("the cloud to stop its instance", time.Second), nil
+		return waitFor(waitsOfOps[stopsInstance], time.Second), nil
 	}
-	got, err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
+	got, err := s.loop.async(ctx, e, stopsInstance, func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
 	if !got.isDone() {
 		return got.atMost(time.Second), nil
 	}
-	return waitFor("the cloud to stop its instance", time.Second), s.noteStopAnswer(e, err)
+	return waitFor(waitsOfOps[stopsInstance], time.Second), s.noteStopAnswer(e, err)
 }
 
 // stopAgain is how long an instance may still run after the cloud has accepted its

@@ -36,20 +36,23 @@ func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 		return done, s.removals.remove(ctx, e, e.cell().Reason)
 	}
 	if !accepted {
-		return waitFor("the cloud to accept its end", again), nil
+		return waitFor(notEnded, again), nil
 	}
 	s.inventory.pollSoon()
 	if _, err := s.routes.unrouteEnding(ctx, e); err != nil {
 		return progress{}, err
 	}
-	return waitFor("a list without its instance", time.Second), nil
+	return waitFor(notEnded, time.Second), nil
 }
 
-// waitsForLocked returns what a cell waits for whose instance ends. The caller holds table.mu.
+// notEnded is the wait of a cell whose instance ends.
+const notEnded = "the cloud has not ended it yet"
+
+// waitsForLocked returns what keeps the call from being sent that terminates a cell's instance, or removes its routes. The caller holds table.mu.
 func (s *terminating) waitsForLocked(e *entry) string {
 	call := ""
 	if i := e.cell().Instance; i != nil {
 		call = s.terminations.waitsFor(i.ID)
 	}
-	return cmp.Or(call, s.routes.waitsForLocked(e), "the cloud has not ended it yet")
+	return cmp.Or(call, s.routes.waitsForLocked(e))
 }

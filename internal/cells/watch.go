@@ -27,9 +27,9 @@ func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
 			return got.atMost(left), err
 		case !e.session.connected():
 			s.inventory.pollSoon() // is the machine still there?
-			return waitFor("a connection to its agent", silentPoll), nil
+			return waitFor(notConnected, silentPoll), nil
 		}
-		return await("its pod to end").atMost(left), nil
+		return await("its pod has not ended").atMost(left), nil
 	}
 	return done, s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.PodEnded, cell.Cause, cell.KeepUntil = why, cause == CausePodEnded, cause, keepUntil
