@@ -227,11 +227,12 @@ func TestALaunchWaitsForItsCellWhoseNextLaunchIsNotResolved(t *testing.T) {
 		}
 	}
 	read(d)
-	if got, err := resuming.Step(t.Context(), d); err != nil || got != waitFor("another cell of its launch", time.Second) {
+	early := waitFor("another cell of its launch does not know yet that it is stored", time.Second)
+	if got, err := resuming.Step(t.Context(), d); err != nil || got != early {
 		t.Errorf("before cell c knows its launch, that of d is %+v (%v)", got, err)
 	}
 	read(c)
-	if got, err := resuming.Step(t.Context(), d); err != nil || got != await("its launch") {
+	if got, err := resuming.Step(t.Context(), d); err != nil || got != await(notAnswered) {
 		t.Errorf("then it is %+v (%v)", got, err)
 	}
 	b.loop.running.Wait()
