@@ -5,8 +5,9 @@
 //
 // Each step of a cell's life is a struct with the few parts that it depends on, in a
 // file of its own. stepOf in controller.go names the step of each phase, and loop.go runs
-// it, by the progress that the step returns (progress.go). That says what the cell waits for. A step that knows
-// better at a later time tells people so (waitsForLocked). The files in the order of a cell's life, each with the parts that it hands over to:
+// it, by the progress that the step returns (progress.go). That says what the cell waits for. A step that
+// knows better at a later time tells people so (waitsForLocked). The files in the order of a cell's life, each with the
+// parts that it hands over to:
 //
 //	request.go     a pod asks for a cell: budget.go bounds what its namespace pays, standby.go gives it a cell that
 //	               fits (match.go, room.go, firstconnect.go), or add.go stores a new one; wants.go has what the pod

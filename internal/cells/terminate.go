@@ -48,7 +48,8 @@ func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 // notEnded is the wait of a cell whose instance ends.
 const notEnded = "the cloud has not ended it yet"
 
-// waitsForLocked returns what keeps the call from being sent that terminates a cell's instance, or removes its routes. The caller holds table.mu.
+// waitsForLocked returns what keeps the call from being sent that terminates a cell's instance, or removes its routes. The caller holds
+// table.mu.
 func (s *terminating) waitsForLocked(e *entry) string {
 	call := ""
 	if i := e.cell().Instance; i != nil {
