@@ -728,7 +728,8 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 		profiled("- {name: a, mode: burst}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
 		profiled("- {name: a, mode: burst, podDeletionCost: 0}"):  {"selecting", "namespaces", "profiles", "resizes"},
 		profiled("- {name: a, mode: only, podDeletionCost: -10}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
-		least + anyProfiles:                                                           {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+		least + anyProfiles: {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+
 		withSets("daemonSets: [{namespace: a}]"):                                      {"selecting", "namespaces", "resizes", "daemonsets"},
 		withSets("csiDrivers: [{name: d.example.com, daemonSet: a/b}]"):               {"selecting", "namespaces", "resizes"},
 		withSets("csiDrivers: [{name: d.example.com, daemonSet: a/b, beside: true}]"): {"selecting", "namespaces", "resizes", "daemonsets"},

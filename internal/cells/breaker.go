@@ -59,8 +59,8 @@ type launchBreakers struct {
 	blockers *blockers
 }
 
-// passLocked returns done if nothing delays the launch of a cell. Then the cell is launched, as the probe of each breaker whose time is over.
-// Otherwise it returns what delayLocked does. The caller holds table.mu.
+// passLocked returns done if nothing delays the launch of a cell. Then the cell is launched, as the probe of each breaker whose time
+// is over. Otherwise it returns what delayLocked does. The caller holds table.mu.
 func (s launchBreakers) passLocked(e *entry) (got progress, report func()) {
 	all := []launchBreaker{s.rights, s.blockers}
 	for _, p := range all {

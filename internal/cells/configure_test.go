@@ -18,7 +18,8 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 	b := newBench(t)
 	dns := dnsAt{netip.MustParseAddr("10.96.0.10")}
 	s := &configuring{
-		table: b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: &blockers{table: b.table}, reports: &connectionReports{},
+		table: b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: &blockers{table: b.table},
+		reports: &connectionReports{},
 		configs: &agentConfigs{all: agentapi.Config{ClusterDomain: "cluster.local"}, dns: dns, calls: b.calls},
 	}
 	for name, tc := range map[string]struct {

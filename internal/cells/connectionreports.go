@@ -50,7 +50,8 @@ func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) erro
 	if isNews {
 		s.observers.CellConnected(*e.cell(), e.session.conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(answer.Boot) && !e.cell().agentIsNews(answer.Agent) {
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(answer.Boot) &&
+		!e.cell().agentIsNews(answer.Agent) {
 		return nil
 	}
 	defer s.cloudInits.report(e)

@@ -175,7 +175,7 @@ func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Findi
 		found = one(finding.Fine("these DaemonSets have no pod on Kip's nodes, and run beside no pod there, since cells.daemonSets does not name them "+
 			"(docs/daemonsets.md): %s", listed(others)))
 	}
-	configured, err := ports{k.installation}.webhookConfiguration(ctx)
+	configured, err := ports(k).webhookConfiguration(ctx)
 	if err != nil {
 		configured = nil // a patch helps in any case
 	}
@@ -302,7 +302,7 @@ func (k daemonSets) setsWebhook(c *admissionregistrationv1.MutatingWebhookConfig
 	if k.release != "" || len(k.pods) == 0 {
 		return k.set("webhook.daemonSets=true")
 	}
-	return ports{k.installation}.profileWebhooks(c)
+	return ports(k).profileWebhooks(c)
 }
 
 // fit is what Kip's webhook goes by. Taints that a node of its own has are not among it, nor are those of Kubernetes, which all DaemonSets

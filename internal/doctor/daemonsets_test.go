@@ -34,7 +34,9 @@ func daemonSet(namespace, name string, labels map[string]string, tolerations ...
 // requires has a DaemonSet's pods require expressions of their nodes, all of them.
 func requires(set *appsv1.DaemonSet, all ...corev1.NodeSelectorRequirement) *appsv1.DaemonSet {
 	set.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: all}}},
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: all}},
+		},
 	}}
 	return set
 }

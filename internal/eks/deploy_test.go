@@ -929,7 +929,8 @@ func TestWhatIsWrittenIntoTheInstalledConfigurationStays(t *testing.T) {
 		t.Errorf("it said %s", said)
 	}
 	w.write("of many kinds", "cells")
-	if err := w.run(); err == nil || !strings.Contains(err.Error(), "cells of the installed provider.yaml is of many kinds: want keys and values") {
+	if err := w.run(); err == nil || !strings.Contains(err.Error(),
+		"cells of the installed provider.yaml is of many kinds: want keys and values") {
 		t.Errorf("with cells that are none: %v", err)
 	}
 }

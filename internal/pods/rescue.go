@@ -32,7 +32,8 @@ func (s *rescuing) note(cell cells.Cell, at time.Time) {
 	s.contacts.note(cell.Pod, func(c *contact) { c.interrupted = at })
 }
 
-// rescue moves a pod away if the cloud takes its instance back, and reports whether it does. marked is when the pod was marked as not ready.
+// rescue moves a pod away if the cloud takes its instance back, and reports whether it does. marked is when the pod was marked as not
+// ready.
 func (s *rescuing) rescue(ctx context.Context, pod *corev1.Pod, marked time.Time) (again time.Duration, is bool, err error) {
 	now, at := s.clock.Now(), s.contacts.get(pod.UID).interrupted
 	if !at.After(now) {
