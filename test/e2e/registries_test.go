@@ -202,7 +202,8 @@ imagePullSecrets: [{name: pull}]
 	}
 	for name, why := range map[string]struct{ reason, event, text string }{
 		"nothing": {"ErrImagePull", "Failed", "authorization failed"},
-		"strange": {"ErrImagePull", "Failed", "certificate signed by unknown authority"},
+		// containerd reports of the registries that it asks a "not found" first: that of the cluster's mirror, not the unknown CA.
+		"strange": {"ErrImagePull", "Failed", "failed to resolve image: " + strangeImage},
 		"never":   {"ErrImageNeverPull", "ErrImageNeverPull", "not present"},
 	} {
 		s.WaitPod(name, "waits for its image", func(p *corev1.Pod) bool {
