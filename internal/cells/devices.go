@@ -13,15 +13,8 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-const (
-	// gpuPoll is how often Kip checks whether a cell's kubelet has its GPUs.
-	gpuPoll = 200 * time.Millisecond
-	// gpuSilence is how long they may take before the pod is told: a driver finds eight of
-	// them within some ten seconds.
-	gpuSilence = 30 * time.Second
-	// gpuTimeout is how long a machine without them is paid for.
-	gpuTimeout = 5 * time.Minute
-)
+// gpuTimeout is how long a machine without its GPUs is paid for.
+const gpuTimeout = 5 * time.Minute
 
 // lacked is the first resource of which a kubelet has less than the pod asks for: how many it
 // has, and how many are asked for; both are 0 if it has all.
@@ -48,51 +41,30 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Accelerators) > 0 }
 
 // devices waits for the GPUs and other accelerators of ready cells.
-type devices struct {
-	loop  *loop
-	waits *bindWaits
-	ends  *cellEnds
-	cells perCell[devicesState] // of their workers
-}
+type devices struct{ counts *kubeletCounts }
 
 var _ preparation = (*devices)(nil)
-
-// devicesState is how far that is.
-type devicesState struct {
-	since time.Time // when this process began to wait for them
-	there bool      // the kubelet has them
-}
 
 // prepare waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
 // good; one that has not been told runs it without.
 func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell, state := e.cell(), s.cells.of(e)
-	if !cell.needsDevices() || state.there {
+	cell := e.cell()
+	if !cell.needsDevices() || s.counts.has(e) {
 		return done, nil
 	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
-		state.there = true
-		s.waits.clear(ctx, e)
-		return done, nil
-	}
-	now := s.loop.clock.Now()
-	if state.since.IsZero() {
-		state.since = now
+		return s.counts.counted(ctx, e), nil
 	}
 	what, lacks := "GPUs", events.GPUsMissing(e.id, string(name), has, asked)
 	if name != agentapi.ResourceGPU {
 		what, lacks = "accelerators", events.AcceleratorsMissing(string(name), has, asked, string(agentapi.ResourceGPU))
 	}
-	left := s.loop.leftTo(e, state.since, gpuTimeout)
-	if left <= 0 {
-		why := fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks)
-		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
-		return leave, nil
-	}
-	if now.Sub(state.since) >= gpuSilence {
-		s.waits.report(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
-	}
-	return waitFor(lacks, gpuPoll), nil
+	return s.counts.wait(ctx, e, shortage{
+		text:    lacks,
+		event:   events.NewGPUsNotReady(what, e.id, lacks),
+		timeout: gpuTimeout,
+		late:    fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks),
+	}), nil
 }

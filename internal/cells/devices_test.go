@@ -66,12 +66,7 @@ func TestThePodIsShownWhenTheKubeletHasItsGPUs(t *testing.T) {
 					t.Errorf("the record has %d GPUs: want 2", cell.GPUs)
 				}
 				if restart {
-					b.stop()
-					b.run()
-					b.later(20 * time.Second)
-					if got := b.phase("a"); got != apiv1.Ready {
-						t.Fatalf("after a restart the cell is %s: want Ready", got)
-					}
+					b.restartsReady("a")
 				}
 				b.links.node.Store(hasGPUs(2))
 				b.later(time.Second)
@@ -135,12 +130,7 @@ func TestAPodRunsWithoutNoAcceleratorThatItAsksFor(t *testing.T) {
 					t.Errorf("of %s it was said %q", lacks, b.said("GPUsNotReady"))
 				}
 			}
-			b.stop()
-			b.run()
-			b.later(20 * time.Second)
-			if got := b.phase("a"); got != apiv1.Ready {
-				t.Fatalf("after a restart the cell is %s: want Ready", got)
-			}
+			b.restartsReady("a")
 			b.links.node.Store(has(3))
 			b.later(time.Second)
 			if got := b.phase("a"); got != apiv1.Bound || b.shown("a") == 0 {

@@ -16,40 +16,26 @@ import (
 // HugePages are huge pages of one size.
 type HugePages = agentapi.HugePages
 
-const (
-	// pagesPoll is how often Kip checks whether a cell's kubelet counts its huge pages.
-	pagesPoll = 200 * time.Millisecond
-	// pagesSilence is how long it may take before the pod's owner is told: a kubelet that starts counts them within some seconds.
-	pagesSilence = 30 * time.Second
-	// pagesTimeout is how long a machine is paid for whose kubelet does not.
-	pagesTimeout = 2 * time.Minute
-)
+// pagesTimeout is how long a machine is paid for whose kubelet does not count its huge pages.
+const pagesTimeout = 2 * time.Minute
 
 // hugePages waits for the huge pages of ready cells. Their agents reserve them by their configuration.
 type hugePages struct {
 	table       *table
-	loop        *loop
 	ends        *cellEnds
-	waits       *bindWaits
+	counts      *kubeletCounts
 	configuring *configuring
 	reports     *connectionReports
-	reserved    int64               // bytes of memory that are the cell's own
-	cells       perCell[pagesState] // of their workers
+	reserved    int64 // bytes of memory that are the cell's own
 }
 
 var _ preparation = (*hugePages)(nil)
 
-// pagesState is how far that is.
-type pagesState struct {
-	since time.Time // when this process began to wait for the kubelet; zero where the agent is not configured
-	there bool      // the kubelet counts them
-}
-
 // prepare waits until the kubelet of a ready cell counts the huge pages that its pod asks for: it refuses the pod before, for good. A
 // cell whose machine has fewer ends.
 func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell, state := e.cell(), s.cells.of(e)
-	if len(cell.HugePages) == 0 || state.there {
+	cell := e.cell()
+	if len(cell.HugePages) == 0 || s.counts.has(e) {
 		return done, nil
 	}
 	s.table.mu.Lock()
@@ -58,7 +44,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	s.table.mu.Unlock()
 	switch {
 	case !configured:
-		state.since = time.Time{}
+		s.counts.restart(e)
 		return await(notConnected), nil // the tunnel wakes the cell
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
@@ -69,23 +55,14 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	lacks := uncounted(cell.HugePages, e.api.Node())
 	if lacks == "" {
-		state.there = true
-		s.waits.clear(ctx, e)
-		return done, nil
+		return s.counts.counted(ctx, e), nil
 	}
-	now := s.loop.clock.Now()
-	if state.since.IsZero() {
-		state.since = now
-	}
-	if s.loop.leftTo(e, state.since, pagesTimeout) <= 0 {
-		why := fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout)
-		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
-		return leave, nil
-	}
-	if now.Sub(state.since) >= pagesSilence {
-		s.waits.report(ctx, e, events.NewHugePagesNotReady(e.id, lacks))
-	}
-	return waitFor("its kubelet does not count its huge pages yet", pagesPoll), nil
+	return s.counts.wait(ctx, e, shortage{
+		text:    "its kubelet does not count its huge pages yet",
+		event:   events.NewHugePagesNotReady(e.id, lacks),
+		timeout: pagesTimeout,
+		late:    fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout),
+	}), nil
 }
 
 // missing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.

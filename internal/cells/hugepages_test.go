@@ -114,12 +114,7 @@ func TestThePodIsShownWhenTheKubeletCountsItsHugePages(t *testing.T) {
 					t.Errorf("it waits for %q", got)
 				}
 				if restart {
-					b.stop()
-					b.run()
-					b.later(20 * time.Second)
-					if got := b.phase("a"); got != apiv1.Ready {
-						t.Fatalf("after a restart the cell is %s: want Ready", got)
-					}
+					b.restartsReady("a")
 				}
 				b.links.node.Store(counts(4))
 				b.later(time.Second)
@@ -168,7 +163,8 @@ func (b *bench) paging() (*hugePages, *entry, *modelLink) {
 	})
 	link := b.linked(e)
 	link.all.node.Store(counts(0))
-	return &hugePages{table: b.table, loop: b.loop, ends: b.ends, waits: b.waiting(), configuring: n.configuring, reports: n.reports}, e, link
+	kubelets := newKubeletCounts(b.loop, b.waiting(), b.ends)
+	return &hugePages{table: b.table, ends: b.ends, counts: kubelets, configuring: n.configuring, reports: n.reports}, e, link
 }
 
 // configuredWith notes that the agent of a cell has a configuration with some pages, and has said how many it has.

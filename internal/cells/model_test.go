@@ -419,6 +419,17 @@ func (b *bubble) later(d time.Duration) {
 	synctest.Wait()
 }
 
+// restartsReady starts Kip anew while the cell of a pod waits: it is to be Ready still.
+func (b *bubble) restartsReady(pod string) {
+	b.Helper()
+	b.stop()
+	b.run()
+	b.later(20 * time.Second)
+	if got := b.phase(pod); got != apiv1.Ready {
+		b.Fatalf("after a restart the cell is %s: want Ready", got)
+	}
+}
+
 // vanish has the instances of pods vanish, and their kubelets and agents with them.
 func (b *bubble) vanish(pods ...string) {
 	b.Helper()

@@ -145,7 +145,7 @@ func TestACellSaysWhatItsLastStepWaitedFor(t *testing.T) {
 func TestWhatACellWaitsForIsThatOfItsLastStep(t *testing.T) {
 	b := newBench(t)
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready})
-	pages := waitFor("its kubelet does not count its huge pages yet", pagesPoll)
+	pages := waitFor("its kubelet does not count its huge pages yet", countPoll)
 	for _, next := range []struct {
 		is   stepOnce
 		want string

@@ -117,15 +117,14 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 			// After reconnecting: needs e.api, and what the agent answered to its configuration.
 			&hugePages{
 				table:       c.table,
-				loop:        c.loop,
 				ends:        c.ends,
-				waits:       s.waits,
+				counts:      newKubeletCounts(c.loop, s.waits, c.ends),
 				configuring: l.connections.configuring,
 				reports:     l.connections.reports,
 				reserved:    cfg.ReservedMemoryBytes,
 			},
 			// After reconnecting: needs e.api.
-			&devices{loop: c.loop, waits: s.waits, ends: c.ends},
+			&devices{newKubeletCounts(c.loop, s.waits, c.ends)},
 			// After reconnecting: needs the session.
 			&kernels{
 				loop:   c.loop,
