@@ -163,13 +163,9 @@ func (k *Kernel) write(c agentapi.Sysctl) error {
 	if k.o.Shared && !sysctls.IsNamespaced(c.Name) {
 		return refuse("set sysctl %s=%s: this machine shares its kernel with others, and this sysctl is not namespaced", c.Name, c.Value)
 	}
-	f, err := os.OpenFile(filepath.Join(k.o.Root, "proc/sys", path(c.Name)), os.O_WRONLY|os.O_TRUNC, 0)
+	err := k.setFile(filepath.Join(k.o.Root, "proc/sys", path(c.Name)), c.Value)
 	if errors.Is(err, fs.ErrNotExist) {
 		return refuse("set sysctl %s=%s: the kernel has no such sysctl", c.Name, c.Value)
-	}
-	if err == nil {
-		_, err = f.WriteString(c.Value + "\n")
-		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
 		why := err.Error()
