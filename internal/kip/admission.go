@@ -61,8 +61,7 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		Machines: (&machines{process: k, own: own}).Of,
 		Profiles: profiles,
 		Unasked: func(why string) {
-			e := events.NewProfilesIgnored(why)
-			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
+			reportOfNode(recorder, k.NodeName, events.NewProfilesIgnored(why))
 		},
 		Sets:  k.setsBesidePods(taint),
 		Clock: k.clock,

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/holder"
@@ -37,12 +38,16 @@ func (k *process) holdNode(ctx context.Context, st *store.Store) (*holder.Hold, 
 				return
 			}
 			k.role.aside.Store(&why)
-			e := events.NewNodeHeldByAnother(why)
-			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
+			reportOfNode(recorder, k.NodeName, events.NewNodeHeldByAnother(why))
 		},
 		Clock: k.clock,
 		Log:   k.Log,
 	})
+}
+
+// reportOfNode reports something of a virtual node.
+func reportOfNode(recorder record.EventRecorder, node string, e events.Event) {
+	recorder.Event(nodeReference(node), e.Type, e.Reason, e.Message)
 }
 
 // nodeReference is what Events of a virtual node are of.

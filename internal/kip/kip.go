@@ -164,8 +164,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Log.Warn(why)
 		recorder, stop := k.api.eventRecorder(ctx, k.NodeName)
 		defer stop()
-		e := events.NewProfilesIgnored(why)
-		recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
+		reportOfNode(recorder, k.NodeName, events.NewProfilesIgnored(why))
 	}
 	o.Log.Info("starting", "version", version.String(), "node", o.NodeName, "controller", k.controllerID)
 	err = runParts(ctx, k.parts())

@@ -220,7 +220,7 @@ type nodeEvents struct {
 
 // Report reports one.
 func (n nodeEvents) Report(e events.Event) {
-	n.recorder.Event(nodeReference(n.node), e.Type, e.Reason, e.Message)
+	reportOfNode(n.recorder, n.node, e)
 	n.log.Info(e.Message, "node", n.node, "reason", e.Reason)
 }
 
