@@ -152,30 +152,31 @@ type refusal struct {
 	err  error
 }
 
-// identify returns who asks. It removes the credentials from the request: a cell has no business with them.
-func (g *gate) identify(r *http.Request) (user.Info, *refusal) {
+// enter takes the turn of a request and returns who asks; leave gives the turn back. It removes the credentials from the request: a cell
+// has no business with them.
+func (g *gate) enter(r *http.Request) (who user.Info, leave func(), refused *refusal) {
+	if leave, refused = g.turn(r); refused != nil {
+		return nil, nil, refused
+	}
 	response, ok, err := g.authn.AuthenticateRequest(r)
 	r.Header.Del("Authorization")
 	if err != nil || !ok {
 		if err == nil {
 			err = errors.New("no credentials")
 		}
-		return nil, &refusal{http.StatusUnauthorized, err}
+		leave()
+		return nil, nil, &refusal{http.StatusUnauthorized, err}
 	}
-	return response.User, nil
+	return response.User, leave, nil
 }
 
 // admit returns who asks, or why they may not.
 func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
-	leave, refused := g.turn(r)
+	who, leave, refused := g.enter(r)
 	if refused != nil {
 		return nil, refused
 	}
 	defer leave()
-	who, refused := g.identify(r)
-	if refused != nil {
-		return nil, refused
-	}
 	verb := verbOf(r)
 	subresources := subresourcesOf(r.URL.Path)
 	for _, sub := range subresources {

@@ -111,15 +111,11 @@ func (g *gate) admitToCell(r *http.Request, verb, cell, sub string) (user.Info, 
 				"who asks is not known behind a proxy: ask Kip's kubelet port itself, as kipctl exec and kipctl logs do")}
 		}
 	}
-	leave, refused := g.turn(r)
+	who, leave, refused := g.enter(r)
 	if refused != nil {
 		return nil, refused
 	}
 	defer leave()
-	who, refused := g.identify(r)
-	if refused != nil {
-		return nil, refused
-	}
 	extra := map[string]authorizationv1.ExtraValue{}
 	for k, v := range who.GetExtra() {
 		extra[k] = v
