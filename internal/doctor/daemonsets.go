@@ -150,10 +150,7 @@ func fares(s *set, cells []apiv1.Cell) finding.Finding {
 		return finding.Warn(fmt.Sprintf("kubectl describe daemonset -n %s %s", s.namespace, s.name),
 			"DaemonSet %s runs beside pods, and is not Ready yet: of %d cells none shows a copy that is not ready", s, running)
 	}
-	which := strings.Join(bad[:min(len(bad), namedCells)], ", ")
-	if more := len(bad) - namedCells; more > 0 {
-		which += fmt.Sprintf(", and %d more", more)
-	}
+	which := listed(bad, namedCells)
 	cure := fmt.Sprintf("kipctl exec %s -- ls /var/log/containers # the logs of its copies; kubectl get cell %s -o yaml has status.beside", first, first)
 	const message = "DaemonSet %s runs beside pods: of %d cells the copies on %d are not ready, or do not run: %s"
 	if s.unready {
@@ -173,7 +170,7 @@ func (k daemonSets) named(ctx context.Context, on []*set) (found []finding.Findi
 	}
 	if others := k.unnamed(list.Items); len(others) > 0 {
 		found = one(finding.Fine("these DaemonSets have no pod on Kip's nodes, and run beside no pod there, since cells.daemonSets does not name them "+
-			"(docs/daemonsets.md): %s", listed(others)))
+			"(docs/daemonsets.md): %s", listed(others, mostNamed)))
 	}
 	configured, err := ports(k).webhookConfiguration(ctx)
 	if err != nil {
@@ -212,10 +209,10 @@ func (k daemonSets) unnamed(all []appsv1.DaemonSet) (names []string) {
 	return names
 }
 
-// listed is the first of these, and how many there are besides.
-func listed(names []string) string {
-	text := strings.Join(names[:min(len(names), mostNamed)], ", ")
-	if more := len(names) - mostNamed; more > 0 {
+// listed is the first most of these, and how many there are besides.
+func listed(names []string, most int) string {
+	text := strings.Join(names[:min(len(names), most)], ", ")
+	if more := len(names) - most; more > 0 {
 		text += fmt.Sprintf(", and %d more", more)
 	}
 	return text
