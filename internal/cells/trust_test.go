@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -247,13 +248,16 @@ func (h hears) Handle(_ context.Context, r slog.Record) error {
 
 // A pod that comes while cells are ended was not shown to anybody.
 func TestNoPodGetsACellThatAPersonEndsMeanwhile(t *testing.T) {
-	var end func()
+	var once atomic.Pointer[func()] // what the next cell that is lost does; every goroutine logs
 	inBubble(t, func(c *setup) {
 		keep(2)(c)
 		c.CAHash = "ca-1"
 		c.Log = slog.New(hears(func(message string) {
-			if end != nil && strings.Contains(message, "is lost") {
-				end()
+			if !strings.Contains(message, "is lost") {
+				return
+			}
+			if request := once.Swap(nil); request != nil {
+				(*request)()
 			}
 		}))
 	}, nil, func(t *testing.T, b *bubble) {
@@ -270,10 +274,8 @@ func TestNoPodGetsACellThatAPersonEndsMeanwhile(t *testing.T) {
 			t.Fatalf("not moved: %+v", shown)
 		}
 		var got Cell
-		end = func() { // when the first of them ends
-			end = nil
-			got = b.request("a", "nano")
-		}
+		request := func() { got = b.request("a", "nano") }
+		once.Store(&request)
 		if ended, err := b.cells.EndUnmoved(ShownUnmoved(shown)); err != nil || len(ended) != 2 || got.ID == "" {
 			t.Fatalf("%d end, %v, and the pod has %+v", len(ended), err, got)
 		}
