@@ -2,45 +2,102 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/elotl/kip/internal/events"
 )
 
-// bindWaits report what ready cells wait for before they are given their pods.
+// bindWaits keep the patience with ready cells that wait for what they need before their pods: since when each waits, how often it has
+// checked, and what its pod's owner was told. A preparation says what a cell waits for, and for how long it may. It keeps none of that
+// itself.
 type bindWaits struct {
 	table   *table
 	loop    *loop
 	records *records
 	events  *reporter
 	ends    *cellEnds
-	cells   perCell[bindWait] // of their workers
+	cells   perCell[waitState] // of their workers
 }
 
-// bindWait is what a ready cell waits for.
-type bindWait struct {
-	reported lastReport // of the disks, routes, plugins, huge pages and GPUs; written under the table's lock
-	polls    int        // in a row
-	refused  time.Time  // since when the cloud has surely not given it a disk, or its routes
+// waitState is how long a ready cell has waited. It begins anew when another preparation waits.
+type waitState struct {
+	by       preparation // which waits; nil if none does
+	since    time.Time   // when it began to wait, or to wait within a timeout, or without one
+	bounded  bool        // since is of a wait with a timeout
+	polls    int         // in a row
+	reported lastReport  // written under the table's lock; it stays until over
 }
 
 // lastReport is the Event that was last reported of what a cell waits for; zero if it waits for nothing.
 type lastReport struct{ reason, message string }
 
-// report reports what a ready cell waits for, unless that was the last thing
-// that was reported. It is called by the cell's worker alone.
+// bindWait is what a preparation has a ready cell wait for.
+type bindWait struct {
+	by       preparation
+	progress progress      // what the cell waits for, and after how long the preparation checks again
+	longest  time.Duration // it waits twice as long each time, up to this, with jitter; 0 if always as progress says
+	failure  error         // is returned in place of progress, so that the step fails; nil for none
+	event    events.Event  // for the owner of the pod; zero for none
+	silence  time.Duration // how long the cell may wait before the owner is told
+	timeout  time.Duration // how long it may wait before it ends, without a break; 0 for ever
+	end      cellEnd       // how it ends then
+}
+
+// wait has a ready cell wait, and reports what for. It ends a cell that has waited for too long: nobody else may have the machine
+// meanwhile, and it is paid for. Its pod gets another after a pause, which is longer each time. The cell's worker alone calls it.
+func (s *bindWaits) wait(ctx context.Context, e *entry, w bindWait) (progress, error) {
+	now, state := s.loop.clock.Now(), s.cells.of(e)
+	if state.by != w.by {
+		s.restart(e)
+		state.by, state.since = w.by, now
+	}
+	if bounded := w.timeout > 0; state.bounded != bounded {
+		state.since, state.bounded = now, bounded
+	}
+	left := time.Duration(0)
+	if w.timeout > 0 {
+		if left = s.loop.leftTo(e, state.since, w.timeout); left <= 0 {
+			s.ends.begin(e, w.end)
+			return leave, nil
+		}
+	}
+	if w.event != (events.Event{}) && now.Sub(state.since) >= w.silence {
+		s.report(ctx, e, w.event)
+	}
+	if w.failure != nil {
+		return progress{}, w.failure
+	}
+	if w.longest > 0 {
+		state.polls++
+		w.progress.again = s.loop.random.After(state.polls, w.progress.again, w.longest)
+	}
+	return w.progress.atMost(left), nil
+}
+
+// polls returns how often in a row a cell has waited that waits twice as long each time.
+func (s *bindWaits) polls(e *entry) int { return s.cells.of(e).polls }
+
+// restart begins the time and the polls of a wait anew: the cell waits for something else from now on. What was reported stays.
+func (s *bindWaits) restart(e *entry) {
+	state := s.cells.of(e)
+	state.by, state.since, state.bounded, state.polls = nil, time.Time{}, false, 0
+}
+
+// over notes that a ready cell has what it waited for. The cell's worker alone calls it.
+func (s *bindWaits) over(ctx context.Context, e *entry) {
+	s.restart(e)
+	s.note(ctx, e, lastReport{})
+}
+
+// report tells the owner of its pod what a ready cell waits for, unless that was told last. Time and polls go on. The cell's worker alone
+// calls it.
 func (s *bindWaits) report(ctx context.Context, e *entry, event events.Event) {
 	if s.note(ctx, e, lastReport{event.Reason, event.Message}) {
 		s.events.report(e.cell(), event)
 	}
 }
 
-// clear notes that a ready cell has what it waited for. It is called by the cell's worker alone.
-func (s *bindWaits) clear(ctx context.Context, e *entry) { s.note(ctx, e, lastReport{}) }
-
-// note keeps what a ready cell waits for, for WaitsFor, and tells observers of
-// it; false if that is known.
+// note keeps what a ready cell waits for, for WaitsFor, and tells observers of it. It returns false if that is known.
 func (s *bindWaits) note(ctx context.Context, e *entry, now lastReport) bool {
 	state := s.cells.of(e)
 	if state.reported == now {
@@ -55,41 +112,3 @@ func (s *bindWaits) note(ctx context.Context, e *entry, now lastReport) bool {
 
 // lastReportedLocked returns what was reported last of what a ready cell waits for; "" for nothing. The caller holds table.mu.
 func (s *bindWaits) lastReportedLocked(e *entry) string { return s.cells.of(e).reported.message }
-
-// next is after how long to ask again: what is asked often comes out of the
-// budget of those whose disks are free.
-func (s *bindWaits) next(e *entry) time.Duration {
-	polls := &s.cells.of(e).polls
-	*polls++
-	return s.loop.random.After(*polls, diskPoll, longestDiskPoll)
-}
-
-// polls returns how often in a row next was asked for a cell.
-func (s *bindWaits) polls(e *entry) int { return s.cells.of(e).polls }
-
-// restart begins the polls and the time of a refusal anew: the cell has what it waited for, and what comes next is another matter.
-func (s *bindWaits) restart(e *entry) {
-	s.forgetRefusal(e)
-	s.cells.of(e).polls = 0
-}
-
-// forgetRefusal notes that the cloud has not surely refused what a cell waits for.
-func (s *bindWaits) forgetRefusal(e *entry) { s.cells.of(e).refused = time.Time{} }
-
-// giveUpIfLate ends a cell that has waited for so long for what the cloud surely does not give to it, and reports whether it did.
-// Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
-// pause, which is longer each time. It is called by the cell's worker alone.
-func (s *bindWaits) giveUpIfLate(
-	e *entry, cause Cause, event func(cell, why string) events.Event, what string, refusal error, after time.Duration,
-) bool {
-	refused := &s.cells.of(e).refused
-	if refused.IsZero() {
-		*refused = s.loop.clock.Now()
-	}
-	if s.loop.leftTo(e, *refused, after) > 0 {
-		return false
-	}
-	why := fmt.Sprintf("%s in %s: %v", what, after, refusal)
-	s.ends.begin(e, cellEnd{cause, why, event(e.id, why)})
-	return true
-}

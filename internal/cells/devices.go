@@ -41,7 +41,10 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Accelerators) > 0 }
 
 // devices waits for the GPUs and other accelerators of ready cells.
-type devices struct{ counts *kubeletCounts }
+type devices struct {
+	waits   *bindWaits
+	counted perCell[bool] // the kubelet has counted them all; of their workers
+}
 
 var _ preparation = (*devices)(nil)
 
@@ -49,22 +52,27 @@ var _ preparation = (*devices)(nil)
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
 // good; one that has not been told runs it without.
 func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell := e.cell()
-	if !cell.needsDevices() || s.counts.has(e) {
+	cell, counted := e.cell(), s.counted.of(e)
+	if !cell.needsDevices() || *counted {
 		return done, nil
 	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
-		return s.counts.counted(ctx, e), nil
+		*counted = true
+		s.waits.over(ctx, e)
+		return done, nil
 	}
 	what, lacks := "GPUs", events.GPUsMissing(e.id, string(name), has, asked)
 	if name != agentapi.ResourceGPU {
 		what, lacks = "accelerators", events.AcceleratorsMissing(string(name), has, asked, string(agentapi.ResourceGPU))
 	}
-	return s.counts.wait(ctx, e, shortage{
-		text:    lacks,
-		event:   events.NewGPUsNotReady(what, e.id, lacks),
-		timeout: gpuTimeout,
-		late:    fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks),
-	}), nil
+	late := fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks)
+	return s.waits.wait(ctx, e, bindWait{
+		by:       s,
+		progress: waitFor(lacks, countPoll),
+		event:    events.NewGPUsNotReady(what, e.id, lacks),
+		silence:  countSilence,
+		timeout:  gpuTimeout,
+		end:      cellEnd{CauseNotReady, late, events.NewCellGivenUp(e.id, late)},
+	})
 }

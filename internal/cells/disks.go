@@ -96,14 +96,17 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		if s.waits.polls(e) >= attachAgain {
 			given.attached = false // the cloud has said yes, and may not have done it
 		}
-		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
-		return waitFor("its machine does not show its disks yet", s.waits.next(e)), nil
+		return s.waits.wait(ctx, e, bindWait{
+			by:       s,
+			progress: waitFor("its machine does not show its disks yet", diskPoll),
+			longest:  longestDiskPoll,
+			event:    events.NewDeviceNotShown(err),
+		})
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	given.shown = session
-	s.waits.restart(e)
-	s.waits.clear(ctx, e)
+	s.waits.over(ctx, e)
 	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
 	return done, nil
 }
@@ -120,29 +123,28 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 		return nil
 	})
 	var failed *attachError
-	var inUse *cloud.InUseError
-	switch {
-	case !got.isDone(), ctx.Err() != nil, !errors.As(err, &failed):
+	if !got.isDone() || ctx.Err() != nil || !errors.As(err, &failed) {
 		return got, err
-	case errors.As(err, &inUse):
-		atMost := time.Duration(0)
-		if s.table.letsGoOf(inUse.Instance) {
-			s.waits.forgetRefusal(e)
-		} else if s.giveUpIfLate(e, failed, heldTimeout) {
-			return leave, nil
-		} else {
-			atMost = heldTimeout
-		}
-		s.waits.report(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
-		return waitFor("another instance has one of its disks", s.waits.next(e)), nil
-	case errors.Is(err, cloud.ErrNotYet):
-		s.waits.forgetRefusal(e)
-	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
-	case cloud.Refused(failed.err) && s.giveUpIfLate(e, failed, refusedTimeout):
-		return leave, nil
 	}
-	s.waits.report(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
-	return progress{}, err
+	var inUse *cloud.InUseError
+	w := bindWait{by: s, failure: err, event: events.NewVolumeNotAttached(failed.disk.Volume, failed.err)}
+	switch {
+	case errors.As(err, &inUse):
+		if !s.table.letsGoOf(inUse.Instance) {
+			w.timeout = heldTimeout
+		}
+		w.event = events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), w.timeout)
+		w.failure, w.progress, w.longest = nil, waitFor("another instance has one of its disks", diskPoll), longestDiskPoll
+	case errors.Is(err, cloud.ErrNotYet):
+	case cloud.Refused(failed.err):
+		w.timeout = refusedTimeout
+	default: // What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
+		s.waits.report(ctx, e, w.event)
+		return progress{}, err
+	}
+	why := fmt.Sprintf("the cloud did not attach volume %s in %s: %v", failed.disk.Volume, w.timeout, failed.err)
+	w.end = cellEnd{CauseNoDisk, why, events.NewVolumeGivenUp(e.id, why)}
+	return s.waits.wait(ctx, e, w)
 }
 
 // waitsForLocked returns what keeps the call from being sent that attaches a cell's disks. The caller holds table.mu.
@@ -151,12 +153,6 @@ func (s *disks) waitsForLocked(e *entry) string {
 		return ""
 	}
 	return s.calls.Waits(cloud.CallAttachDisk)
-}
-
-// giveUpIfLate ends a cell that has waited so long for a disk, and reports whether it did.
-func (s *disks) giveUpIfLate(e *entry, failed *attachError, after time.Duration) bool {
-	what := "the cloud did not attach volume " + failed.disk.Volume
-	return s.waits.giveUpIfLate(e, CauseNoDisk, events.NewVolumeGivenUp, what, failed.err, after)
 }
 
 // attachError: a disk could not be attached.

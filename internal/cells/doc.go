@@ -23,8 +23,8 @@
 //	connect.go     a connection: cellapis.go, dial.go (session.go), token.go, configure.go (upgrade.go, cloudinit.go),
 //	               connectionreports.go (boot.go, version.go); connection.go is what there is of it
 //	bind.go        before the pod: exclusivebind.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
-//	               routes.go, plugins.go, hugepages.go, devices.go (kubeletcounts.go), kernel.go (prepare.go runs
-//	               them, bindwaits.go reports what they wait for); idle.go is for standby cells, with stop.go and start.go
+//	               routes.go, plugins.go, hugepages.go, devices.go, kernel.go (prepare.go runs them,
+//	               bindwaits.go has the patience with what they wait for); idle.go is for standby cells, with stop.go and start.go
 //	watch.go       keeps it connected while its pod runs; boost.go ends what its start had of CPU besides
 //	drain.go       saves its logs (savelogs.go), ends what runs beside its pod (copies.go), frees its volumes
 //	               (freevolumes.go), keeps that of a failed pod for a time (keep.go)

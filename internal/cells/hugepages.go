@@ -23,10 +23,11 @@ const pagesTimeout = 2 * time.Minute
 type hugePages struct {
 	table       *table
 	ends        *cellEnds
-	counts      *kubeletCounts
+	waits       *bindWaits
 	configuring *configuring
 	reports     *connectionReports
-	reserved    int64 // bytes of memory that are the cell's own
+	reserved    int64         // bytes of memory that are the cell's own
+	counted     perCell[bool] // the kubelet has counted them all; of their workers
 }
 
 var _ preparation = (*hugePages)(nil)
@@ -34,8 +35,8 @@ var _ preparation = (*hugePages)(nil)
 // prepare waits until the kubelet of a ready cell counts the huge pages that its pod asks for: it refuses the pod before, for good. A
 // cell whose machine has fewer ends.
 func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell := e.cell()
-	if len(cell.HugePages) == 0 || s.counts.has(e) {
+	cell, counted := e.cell(), s.counted.of(e)
+	if len(cell.HugePages) == 0 || *counted {
 		return done, nil
 	}
 	s.table.mu.Lock()
@@ -44,7 +45,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	s.table.mu.Unlock()
 	switch {
 	case !configured:
-		s.counts.restart(e)
+		s.waits.restart(e)
 		return await(notConnected), nil // the tunnel wakes the cell
 	case !asked:
 		return anew, nil // a pod has just taken the cell: its agent was configured without the pages
@@ -55,14 +56,19 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	lacks := uncounted(cell.HugePages, e.api.Node())
 	if lacks == "" {
-		return s.counts.counted(ctx, e), nil
+		*counted = true
+		s.waits.over(ctx, e)
+		return done, nil
 	}
-	return s.counts.wait(ctx, e, shortage{
-		text:    "its kubelet does not count its huge pages yet",
-		event:   events.NewHugePagesNotReady(e.id, lacks),
-		timeout: pagesTimeout,
-		late:    fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout),
-	}), nil
+	late := fmt.Sprintf("its kubelet did not count its %s in %s", lacks, pagesTimeout)
+	return s.waits.wait(ctx, e, bindWait{
+		by:       s,
+		progress: waitFor("its kubelet does not count its huge pages yet", countPoll),
+		event:    events.NewHugePagesNotReady(e.id, lacks),
+		silence:  countSilence,
+		timeout:  pagesTimeout,
+		end:      cellEnd{CauseNotReady, late, events.NewCellGivenUp(e.id, late)},
+	})
 }
 
 // missing returns how a cell ends whose machine cannot have the huge pages of its pod, or has too few by what its agent said.

@@ -163,8 +163,7 @@ func (b *bench) paging() (*hugePages, *entry, *modelLink) {
 	})
 	link := b.linked(e)
 	link.all.node.Store(counts(0))
-	kubelets := newKubeletCounts(b.loop, b.waiting(), b.ends)
-	return &hugePages{table: b.table, ends: b.ends, counts: kubelets, configuring: n.configuring, reports: n.reports}, e, link
+	return &hugePages{table: b.table, ends: b.ends, waits: b.waiting(), configuring: n.configuring, reports: n.reports}, e, link
 }
 
 // configuredWith notes that the agent of a cell has a configuration with some pages, and has said how many it has.

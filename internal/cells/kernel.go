@@ -30,21 +30,15 @@ type kernels struct {
 	agents *asking
 	ends   *cellEnds
 	waits  *bindWaits
-	cells  perCell[kernelState] // of their workers
+	set    perCell[bool] // the kernel has them; of their workers
 }
 
 var _ preparation = (*kernels)(nil)
 
-// kernelState is how far that is.
-type kernelState struct {
-	set   bool      // the kernel has them
-	since time.Time // when this process first asked an agent that was not ready
-}
-
 // prepare has a ready cell's kernel set as its pod asks, before its kubelet sees the pod. A cell whose machine refuses that ends.
 func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell, state := e.cell(), s.cells.of(e)
-	if cell.Kernel == nil || state.set {
+	cell, set := e.cell(), s.set.of(e)
+	if cell.Kernel == nil || *set {
 		return done, nil
 	}
 	if !e.session.connected() {
@@ -58,18 +52,16 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 	case !got.isDone():
 		return got, nil
 	case err == nil:
-		state.set = true
-		s.waits.clear(ctx, e)
+		*set = true
+		s.waits.over(ctx, e)
 		return done, nil
 	case errors.Is(err, agentapi.ErrNotYet):
-		now := s.loop.clock.Now()
-		if state.since.IsZero() {
-			state.since = now
-		}
-		if now.Sub(state.since) >= kernelSilence {
-			s.waits.report(ctx, e, events.NewHostSettingsNotReady(e.id, err))
-		}
-		return waitFor(waitsOfOps[setsKernel], kernelPoll), nil
+		return s.waits.wait(ctx, e, bindWait{
+			by:       s,
+			progress: waitFor(waitsOfOps[setsKernel], kernelPoll),
+			event:    events.NewHostSettingsNotReady(e.id, err),
+			silence:  kernelSilence,
+		})
 	case answered(err, http.StatusBadRequest, http.StatusNotFound):
 		s.refused(e, err)
 		return leave, nil

@@ -41,8 +41,8 @@ var _ preparation = (*plugins)(nil)
 
 // pluginsState is how far that is.
 type pluginsState struct {
-	sent  time.Time // when the agent had them from this process
-	known bool      // the kubelet knows their drivers
+	sent  bool // the agent has them from this process
+	known bool // the kubelet knows their drivers
 }
 
 // prepare gives a ready cell its plugins, before its kubelet sees the pod. It is done
@@ -55,7 +55,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !e.session.connected() {
 		return await(notConnected), nil // the tunnel wakes the cell
 	}
-	if session := e.session; state.sent.IsZero() {
+	if session := e.session; !state.sent {
 		got, err := s.loop.async(ctx, e, givesPlugins, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
 		if !got.isDone() {
 			return got, nil
@@ -64,24 +64,26 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(static), err))
 			return progress{}, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
-		state.sent = s.loop.clock.Now()
+		state.sent = true
 	}
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
 	registered, known := e.api.CSIDrivers()
 	missing := slices.DeleteFunc(slices.Clone(static), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
 	if known && len(missing) > 0 {
-		trouble := e.api.PluginTrouble()
-		if trouble == "" && s.loop.clock.Since(state.sent) >= pluginSilence {
-			trouble = events.PluginsNotRegistered
+		trouble, silence := e.api.PluginTrouble(), time.Duration(0)
+		if trouble == "" {
+			trouble, silence = events.PluginsNotRegistered, pluginSilence
 		}
-		if trouble != "" {
-			s.waits.report(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
-		}
-		return waitFor("its kubelet does not know its CSI drivers yet", pluginPoll), nil
+		return s.waits.wait(ctx, e, bindWait{
+			by:       s,
+			progress: waitFor("its kubelet does not know its CSI drivers yet", pluginPoll),
+			event:    events.NewPluginsNotRunning(driverNames(missing), trouble),
+			silence:  silence,
+		})
 	}
 	state.known = true
-	s.waits.clear(ctx, e)
+	s.waits.over(ctx, e)
 	return done, nil
 }
 

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/elotl/kip/internal/events"
 )
@@ -13,8 +12,8 @@ type renaming struct {
 	loop        *loop
 	nodeNames   *nodeNames
 	connections *connections
-	ends        *cellEnds
-	since       perCell[time.Time] // a kubelet is to be of another node, and is not ready; of its worker
+	waits       *bindWaits
+	renamed     perCell[bool] // a kubelet is to be of another node, and is not ready as that of it; of its worker
 }
 
 var _ preparation = (*renaming)(nil)
@@ -27,29 +26,33 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	if e.api == nil {
 		return done, nil
 	}
-	since := s.since.of(e)
+	renamed := s.renamed.of(e)
 	if node := s.nodeNames.of(e.cell()); e.node != node {
 		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
 		e.async.drop("") // of the kubelet of before
 		s.connections.disconnect(e)
-		*since = s.loop.clock.Now()
+		s.waits.restart(e)
+		*renamed = true
 	}
-	if since.IsZero() {
+	if !*renamed {
 		return done, nil
 	}
-	left := s.loop.leftTo(e, *since, readyTimeout)
-	if left <= 0 {
-		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, s.connections.waitsFor(e))
-		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
-		return leave, nil
-	}
 	got, err := s.connections.connect(ctx, e)
-	if err == nil && got.isDone() && !s.connections.kubeletReady(e) {
+	switch {
+	case err != nil || !got.isDone():
+	case s.connections.kubeletReady(e):
+		*renamed = false
+		s.waits.over(ctx, e)
+		return done, nil
+	default:
 		got = await("its kubelet is not ready as that of node " + e.node) // the tunnel and the kubelet wake the cell
 	}
-	if err != nil || !got.isDone() {
-		return got.atMost(left), err
-	}
-	*since = time.Time{}
-	return done, nil
+	why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, s.connections.waitsFor(e))
+	return s.waits.wait(ctx, e, bindWait{
+		by:       s,
+		progress: got,
+		failure:  err,
+		timeout:  readyTimeout,
+		end:      cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)},
+	})
 }

@@ -49,29 +49,30 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	got, err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
 		return s.calls.Optional().Router.Route(ctx, instance, to)
 	})
+	w := bindWait{
+		by:       s,
+		progress: waitFor(waitsOfOps[makesRoutes], diskPoll),
+		longest:  longestDiskPoll,
+		event:    events.NewRouteFailed(fmt.Sprint(to), err),
+	}
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
 	case !got.isDone():
 		return got, nil
 	case err == nil:
 		s.cells.of(e).made = true
-		s.waits.restart(e)
-		s.waits.clear(ctx, e)
+		s.waits.over(ctx, e)
 		return done, nil
 	case ctx.Err() != nil:
 		return progress{}, err
 	case isTaken && s.table.letsGoOf(taken.Target):
-		s.waits.forgetRefusal(e)
 	case !isTaken && !cloud.Refused(err):
-		s.waits.forgetRefusal(e)
-		s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-		return progress{}, err
-	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
-		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
-		return leave, nil
+		w.failure = err
+	default:
+		why := fmt.Sprintf("the cloud did not route %s to it in %s: %v", to, heldTimeout, err)
+		w.timeout, w.end = heldTimeout, cellEnd{CauseNoRoute, why, events.NewRouteGivenUp(e.id, why)}
 	}
-	s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-	return waitFor(waitsOfOps[makesRoutes], s.waits.next(e)), nil
+	return s.waits.wait(ctx, e, w)
 }
 
 // waitsForLocked returns what keeps the call from being sent that makes, or removes, the routes of a cell. The caller holds table.mu.

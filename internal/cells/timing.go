@@ -55,6 +55,9 @@ const (
 	diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
 	// pluginPoll is how often Kip checks whether a plugin has registered, or has let go of its volumes.
 	pluginPoll = 100 * time.Millisecond
+	// countPoll is how often Kip checks what a cell's kubelet counts of what its pod asks for, and countSilence how long the pod's owner
+	// is not told: a driver finds eight GPUs within some ten seconds, and a kubelet that starts counts huge pages within some seconds.
+	countPoll, countSilence = 200 * time.Millisecond, 30 * time.Second
 )
 
 // latest returns the latest of some times.

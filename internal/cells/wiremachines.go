@@ -95,7 +95,7 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				loop:        c.loop,
 				nodeNames:   s.nodeNames,
 				connections: l.connections,
-				ends:        c.ends,
+				waits:       s.waits,
 			},
 			// Before all that needs e.api or the session.
 			&reconnecting{connections: l.connections},
@@ -118,13 +118,13 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 			&hugePages{
 				table:       c.table,
 				ends:        c.ends,
-				counts:      newKubeletCounts(c.loop, s.waits, c.ends),
+				waits:       s.waits,
 				configuring: l.connections.configuring,
 				reports:     l.connections.reports,
 				reserved:    cfg.ReservedMemoryBytes,
 			},
 			// After reconnecting: needs e.api.
-			&devices{newKubeletCounts(c.loop, s.waits, c.ends)},
+			&devices{waits: s.waits},
 			// After reconnecting: needs the session.
 			&kernels{
 				loop:   c.loop,
