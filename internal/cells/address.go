@@ -49,7 +49,7 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 
 // waitsForLocked returns which address a booting cell has not got, until it is dialled. The caller holds table.mu.
 func (s *addressing) waitsForLocked(e *entry) string {
-	if e.session.opened() {
+	if e.session().opened() {
 		return ""
 	}
 	return cmp.Or(*s.lacks.of(e), noAddress)

@@ -57,7 +57,7 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 		return got, err
 	}
 	s.table.mu.Lock()
-	since, there, lacks := s.upgrades.sinceLocked(e), e.configured, s.connections.waitsForLocked(e)
+	since, there, lacks := s.upgrades.sinceLocked(e), e.connection().configured, s.connections.waitsForLocked(e)
 	s.table.mu.Unlock()
 	switch {
 	case since.IsZero() && there:
@@ -76,7 +76,7 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 
 // waitsForLocked returns why a ready cell has not the agent of its launch. The caller holds table.mu.
 func (s *keptAgents) waitsForLocked(e *entry) string {
-	if e.cell().Agent() == nil || !e.session.cutOff() && s.upgrades.sinceLocked(e).IsZero() {
+	if e.cell().Agent() == nil || !e.session().cutOff() && s.upgrades.sinceLocked(e).IsZero() {
 		return ""
 	}
 	return s.connections.waitsForLocked(e)

@@ -50,7 +50,7 @@ func (s *StoreGeneration) isBehind() bool {
 // would kill the pod.
 func (s *StoreGeneration) mayRunMore(e *entry) bool {
 	why, _ := s.whyBehind()
-	return why != "" && e.loaded && !e.session.opened()
+	return why != "" && e.loaded && !e.session().opened()
 }
 
 // noteAway notes that a cell of an earlier process is not connected to now.

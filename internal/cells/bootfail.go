@@ -36,7 +36,7 @@ func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, e
 
 // endIfLate ends a booting cell whose time is over, and which waits for what its stages say. It returns how much time the cell has left.
 func (s *bootFailures) endIfLate(ctx context.Context, e *entry, stages waiter) (time.Duration, error) {
-	left, what := s.bootTimes.left(e, e.cell(), e.session)
+	left, what := s.bootTimes.left(e, e.cell(), e.session())
 	if left = e.spared(left); left > 0 {
 		return left, nil
 	}

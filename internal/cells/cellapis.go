@@ -9,7 +9,6 @@ import (
 
 // cellAPIs serve cells the Kubernetes API that they see.
 type cellAPIs struct {
-	table     *table
 	apis      APIs
 	nodeNames *nodeNames
 	notices   *notices
@@ -39,9 +38,7 @@ func (s *cellAPIs) serve(e *entry) API {
 		PodIP:       cell.Instance.PodIP,
 		PodIPv6:     cell.Instance.PodIPv6,
 	})
-	s.table.mu.Lock()
-	e.serveLocked(api, node)
-	s.table.mu.Unlock()
+	e.serve(api, node)
 	return noticeAPI{api, s.notices, e}
 }
 
@@ -49,4 +46,4 @@ func (s *cellAPIs) serve(e *entry) API {
 func (s *cellAPIs) remove(e *entry) { s.apis.RemoveCell(e.id) }
 
 // show lets the kubelet of a bound cell see its pod.
-func (e *entry) show() error { return e.connection.show(e.cell()) }
+func (e *entry) show() error { return e.liveConnection.show(e.cell()) }

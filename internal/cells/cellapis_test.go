@@ -23,7 +23,7 @@ func (s *served) AddCell(id string, info cellapi.CellInfo) API {
 
 func TestACellSeesANodeOfItsSizeAndItsPodOnlyWhenBound(t *testing.T) {
 	apis := &served{modelLinks: &modelLinks{cells: map[string]*modelLink{}}}
-	s := &cellAPIs{table: newTable(), apis: apis, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{}, reserved: 100}
+	s := &cellAPIs{apis: apis, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{}, reserved: 100}
 	e := newEntry(Cell{
 		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i"},
 		Offerings: []Offering{{MilliCPU: 2000, MemoryBytes: 1000}}, Wants: Wants{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 2}}},
@@ -32,7 +32,8 @@ func TestACellSeesANodeOfItsSizeAndItsPodOnlyWhenBound(t *testing.T) {
 		t.Error("the cell's agent cannot give notice")
 	}
 	all, free := apis.info.Capacity.Memory().Value(), apis.info.Allocatable.Memory().Value()
-	if all != 1000 || free != 900 || apis.info.Capacity.Cpu().MilliValue() != 2000 || apis.info.Node != "kip-0" || e.node != "kip-0" {
+	if cpu := apis.info.Capacity.Cpu().MilliValue(); all != 1000 || free != 900 || cpu != 2000 || apis.info.Node != "kip-0" ||
+		e.connection().node != "kip-0" {
 		t.Errorf("node %q with %d bytes, %d of them free: %v", apis.info.Node, all, free, apis.info.Capacity)
 	}
 	if _, has := apis.info.Allocatable["hugepages-2Mi"]; has {
@@ -55,7 +56,7 @@ func TestACellSeesANodeOfItsSizeAndItsPodOnlyWhenBound(t *testing.T) {
 // A kubelet that starts again while its pod runs refuses the pod if its node lacks what it asks for.
 func TestABoundCellSeesTheHugePagesOfItsPodBeforeItsKubeletSaysThem(t *testing.T) {
 	apis := &served{modelLinks: &modelLinks{cells: map[string]*modelLink{}}}
-	s := &cellAPIs{table: newTable(), apis: apis, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{}, reserved: 1 << 20}
+	s := &cellAPIs{apis: apis, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{}, reserved: 1 << 20}
 	s.serve(newEntry(Cell{
 		ID: "c", Pod: ref("a"), Phase: apiv1.Bound, Instance: &cloud.Instance{ID: "i"},
 		Offerings: []Offering{{MilliCPU: 2000, MemoryBytes: 10 << 20}}, Wants: Wants{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 2}}},

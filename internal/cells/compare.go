@@ -53,8 +53,8 @@ func (s *knownCells) now() (cells []known) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
-		k := known{cell: e.cell(), cutOff: e.session.cutOff()}
-		k.heard = e.isHeardLocked(s.loop.clock.Now())
+		link := e.connection()
+		k := known{cell: e.cell(), cutOff: link.session.cutOff(), heard: link.isHeard(s.loop.clock.Now())}
 		if i := k.cell.Instance; i != nil {
 			k.terminated = s.terminations.accepted(i.ID)
 		}

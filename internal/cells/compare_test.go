@@ -20,9 +20,9 @@ func TestALookIsComparedWithCellsAsTheyAreNow(t *testing.T) {
 	}
 	now := b.clock.Now()
 	well := b.stored(Cell{ID: "well", Pod: ref("a"), Phase: apiv1.Bound, Instance: instance("i-well", addresses)})
-	well.session = agentSession{&modelLink{connected: true, heard: now}}
+	well.open(&modelLink{connected: true, heard: now}, nil, time.Time{})
 	silent := b.stored(Cell{ID: "silent", Pod: ref("b"), Phase: apiv1.Bound, Instance: instance("i-silent", addresses)})
-	silent.session = agentSession{&modelLink{heard: now.Add(-guard.Fresh)}}
+	silent.open(&modelLink{heard: now.Add(-guard.Fresh)}, nil, time.Time{})
 	b.stored(Cell{ID: "young", Pod: ref("c"), Phase: apiv1.Booting, Instance: instance("i-young", cloud.Instance{})})
 	b.stored(Cell{ID: "asked", Pod: ref("d"), Phase: apiv1.Requested})
 	ends := b.stored(Cell{ID: "ends", Pod: ref("e"), Phase: apiv1.Terminating, Instance: instance("i-ends", addresses)})

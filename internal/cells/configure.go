@@ -27,17 +27,17 @@ type configuring struct {
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
 func (s *configuring) due(e *entry) func(context.Context) error {
-	dns, connected, bound := s.configs.clusterDNS(), e.session.connected(), e.cell().Pod.UID != ""
+	dns, connected, bound := s.configs.clusterDNS(), e.session().connected(), e.cell().Pod.UID != ""
 	sysctls, pages := e.cell().UnsafeSysctls, e.cell().HugePages // a standby cell has them with its pod, and another kubelet then
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	configured := e.isConfiguredLocked(connected)
+	now := e.noteConnected(connected)
 	same := slices.Equal(*s.sysctls.of(e), sysctls) && slices.Equal(*s.pages.of(e), pages) && (bound || slices.Equal(*s.dns.of(e), dns))
-	if !connected || configured && same {
+	if !connected || now.configured && same {
 		return nil
 	}
-	session, breaks, config := e.session, e.breaks, s.configs.of(e.cell(), e.node, dns)
-	return func(ctx context.Context) error { return s.configure(ctx, e, session, config, breaks) }
+	config := s.configs.of(e.cell(), now.node, dns)
+	return func(ctx context.Context) error { return s.configure(ctx, e, now.session, config, now.breaks) }
 }
 
 // configure hands the agent its configuration on a session that has had so many
@@ -68,7 +68,7 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if e.configureLocked(breaks) {
+	if e.noteConfigured(breaks) {
 		s.reports.noteConfiguredLocked(e, told)
 		*s.dns.of(e), *s.sysctls.of(e), *s.pages.of(e) = config.ClusterDNS, config.UnsafeSysctls, config.HugePages
 	}

@@ -45,21 +45,22 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		cell.Wants = tc.wants
 		e := newEntry(cell, 0)
 		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
-		e.session, e.configured, *s.dns.of(e) = agentSession{link}, tc.configured, tc.dns
+		e.change(func(c *connection) { c.session, c.configured = agentSession{link}, tc.configured })
+		*s.dns.of(e) = tc.dns
+		configured := func() bool { return e.connection().configured }
 		configure := s.due(e)
-		if (configure != nil) != tc.due || e.configured != (tc.configured && tc.connected) {
-			t.Errorf("%s: due %t, configured %t", name, configure != nil, e.configured)
+		if (configure != nil) != tc.due || configured() != (tc.configured && tc.connected) {
+			t.Errorf("%s: due %t, configured %t", name, configure != nil, configured())
 		}
 		if configure == nil {
 			continue
 		}
-		e.configured = false
-		e.breaks++ // while it is asked
-		if err := configure(t.Context()); err != nil || e.configured {
+		e.noteBreak() // while it is asked
+		if err := configure(t.Context()); err != nil || configured() {
 			t.Errorf("%s: after a break it counts as configured (%v)", name, err)
 		}
-		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(*s.dns.of(e)) != 1 || s.due(e) != nil {
-			t.Errorf("%s: configured %t, with DNS %v (%v)", name, e.configured, *s.dns.of(e), err)
+		if err := s.due(e)(t.Context()); err != nil || !configured() || len(*s.dns.of(e)) != 1 || s.due(e) != nil {
+			t.Errorf("%s: configured %t, with DNS %v (%v)", name, configured(), *s.dns.of(e), err)
 		}
 	}
 }

@@ -53,7 +53,7 @@ func (s *connections) connectNow(ctx context.Context, e *entry) error {
 // bringUp brings up the cell's API and its tunnel in this process. It returns what
 // gives the agent its configuration, where that is to be done and can be.
 func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
-	if !e.session.opened() {
+	if !e.session().opened() {
 		api := s.apis.serve(e)
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
 		// the pod.
@@ -72,9 +72,7 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 			case <-wait.Done():
 			}
 		})
-		s.table.mu.Lock()
-		e.openLocked(session, stop, s.loop.clock.Now())
-		s.table.mu.Unlock()
+		e.open(session, stop, s.loop.clock.Now())
 	}
 	if err := e.show(); err != nil {
 		return nil, err
@@ -85,9 +83,7 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 
 // disconnect closes what this process holds for a cell.
 func (s *connections) disconnect(e *entry) {
-	s.table.mu.Lock()
-	was := e.closeLocked()
-	s.table.mu.Unlock()
+	was := e.close()
 	if was.stopWait != nil {
 		was.stopWait()
 	}
@@ -100,11 +96,10 @@ func (s *connections) disconnect(e *entry) {
 // kubeletReady reports whether the kubelet of a cell is ready, with the configuration that the
 // agent has from this process: one that an earlier process gave it may be of another node.
 func (s *connections) kubeletReady(e *entry) bool {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
+	now := e.connection()
 	select {
-	case <-e.api.NodeReady():
-		return e.configured
+	case <-now.api.NodeReady():
+		return now.configured
 	default:
 		return false
 	}
@@ -113,17 +108,12 @@ func (s *connections) kubeletReady(e *entry) bool {
 // reach waits until a cell that is being drained is connected, if that is worth a
 // wait.
 func (s *connections) reach(ctx context.Context, e *entry) error {
-	if err := s.connectNow(ctx, e); err != nil && !e.session.opened() {
+	if err := s.connectNow(ctx, e); err != nil && !e.session().opened() {
 		return err
 	}
-	if !e.session.connected() {
-		// After a restart, Kip may still be dialling. A lost cell is not waited for.
-		if !patient(e) {
-			return ErrNotConnected
-		}
-		if !e.session.ready(ctx) {
-			return ErrNotConnected
-		}
+	// After a restart, Kip may still be dialling. A lost cell is not waited for.
+	if session := e.session(); !session.connected() && (!patient(e) || !session.ready(ctx)) {
+		return ErrNotConnected
 	}
 	return nil
 }
@@ -137,16 +127,16 @@ func (s *connections) waitsFor(e *entry) string {
 
 // waitsForLocked is waitsFor. The caller holds table.mu.
 func (s *connections) waitsForLocked(e *entry) string {
-	goesOver := !s.configuring.upgrades.sinceLocked(e).IsZero()
+	session, goesOver := e.session(), !s.configuring.upgrades.sinceLocked(e).IsZero()
 	switch {
-	case !e.session.opened():
+	case !session.opened():
 		return noAddress
-	case !e.session.connected():
+	case !session.connected():
 		who := "its agent"
 		if goesOver {
 			who = "the agent of cells.itzo"
 		}
-		if err := e.session.lastError(); err != nil {
+		if err := session.lastError(); err != nil {
 			return who + " has not joined: " + err.Error()
 		}
 		return who + " has not joined"

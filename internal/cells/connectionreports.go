@@ -43,14 +43,14 @@ type reportedAway struct {
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
 func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) error {
 	s.table.mu.Lock()
-	last := s.agents.of(e)
-	configured, isNews, answer := e.configured, e.configured && last.unreported, last.answer
+	now, last := e.connection(), s.agents.of(e)
+	isNews, answer := now.configured && last.unreported, last.answer
 	last.unreported = false
 	s.table.mu.Unlock()
 	if isNews {
-		s.observers.CellConnected(*e.cell(), e.session.conn())
+		s.observers.CellConnected(*e.cell(), now.session.conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(answer.Boot) &&
+	if !now.configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(answer.Boot) &&
 		!e.cell().agentIsNews(answer.Agent) {
 		return nil
 	}
@@ -77,12 +77,13 @@ const awayReportAfter = time.Minute
 // reportUnanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
 // than they know of.
 func (s *connectionReports) reportUnanswered(ctx context.Context, e *entry) {
-	err, now := e.session.lastError(), s.loop.clock.Now()
-	since, away := e.connecting, s.away.of(e)
+	link, now := e.connection(), s.loop.clock.Now()
+	err, since, away := link.session.lastError(), link.connecting, s.away.of(e)
 	if away.at.After(since) {
 		since = away.at
 	}
-	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == away.why || now.Sub(since) < awayReportAfter {
+	if err == nil || link.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == away.why ||
+		now.Sub(since) < awayReportAfter {
 		return
 	}
 	*away = reportedAway{err.Error(), now}

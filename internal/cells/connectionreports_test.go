@@ -16,7 +16,7 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 		cloudInits: &cloudInits{events: b.events}, versions: &versions{},
 	}
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t"})
-	e.session = agentSession{&modelLink{connected: true}}
+	e.open(&modelLink{connected: true}, nil, b.clock.Now())
 	step := func(want time.Time, token string) {
 		t.Helper()
 		if err := s.reportConfigured(t.Context(), e); err != nil {
@@ -27,7 +27,7 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 		}
 	}
 	step(time.Time{}, "t")
-	e.configured = true
+	e.noteConfigured(0)
 	s.noteConfiguredLocked(e, agentapi.Configured{Agent: agentapi.RunningAgent{Version: "v1"}})
 	joined := b.clock.Now()
 	step(joined, "")
@@ -43,7 +43,7 @@ func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
 	s := &connectionReports{loop: b.loop, records: b.records}
 	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting}, 0)
 	link := &modelLink{err: errors.New("refused")}
-	e.session, e.connecting = agentSession{link}, b.clock.Now()
+	e.open(link, nil, b.clock.Now())
 	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "" {
 		t.Error("it is reported at once")
 	}

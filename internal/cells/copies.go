@@ -54,8 +54,9 @@ var _ lingering = (*cellapi.Cell)(nil)
 
 // lingers reports whether a cell whose pod has ended goes on until what runs beside it has ended, too.
 func (e *entry) lingers() bool {
-	api, is := e.api.(lingering)
-	return is && patient(e) && e.session.connected() && api.Lingers()
+	now := e.connection()
+	api, is := now.api.(lingering)
+	return is && patient(e) && now.session.connected() && api.Lingers()
 }
 
 // endCopies has what runs beside the pod end, and waits for it.
@@ -64,5 +65,5 @@ func (e *entry) endCopies(ctx context.Context) {
 		return
 	}
 	defer watchdog.Wait(ctx, watchdog.Cell)()
-	e.api.(lingering).EndCopies(ctx)
+	e.api().(lingering).EndCopies(ctx)
 }

@@ -106,9 +106,9 @@ func (b *bench) connecting() *connections {
 	return &connections{
 		table: b.table, loop: b.loop,
 		apis: &cellAPIs{
-			table: b.table, apis: &modelLinks{cells: map[string]*modelLink{}}, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{},
+			apis: &modelLinks{cells: map[string]*modelLink{}}, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{},
 		},
-		dialling: &dialling{table: b.table, loop: b.loop, calls: b.calls, tunnels: &dials{}},
+		dialling: &dialling{loop: b.loop, calls: b.calls, tunnels: &dials{}},
 		configuring: &configuring{
 			reports: &connectionReports{},
 			table:   b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: b.blocking(),
@@ -129,7 +129,7 @@ func (b *bench) linked(e *entry) *modelLink {
 		id: e.id, all: &modelLinks{}, ready: done, nodeReady: done, connected: true, heard: b.clock.Now(),
 		onState: func(bool, error) {},
 	}
-	e.session, e.api = agentSession{link}, link
+	e.change(func(c *connection) { c.session, c.api = agentSession{link}, link })
 	return link
 }
 

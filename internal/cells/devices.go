@@ -56,7 +56,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !cell.needsDevices() || *counted {
 		return done, nil
 	}
-	name, has, asked := cell.lacked(e.api.Node())
+	name, has, asked := cell.lacked(e.api().Node())
 	if asked == 0 {
 		*counted = true
 		s.waits.over(ctx, e)

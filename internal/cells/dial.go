@@ -15,7 +15,6 @@ import (
 
 // dialling starts the tunnels to cells.
 type dialling struct {
-	table   *table
 	loop    *loop
 	calls   *pipe.Pipe
 	tunnels Tunnels
@@ -35,9 +34,7 @@ func (s *dialling) dial(ctx context.Context, e *entry, api http.Handler) (Sessio
 			if !connected {
 				// Noted here: when the worker runs, the session may be connected
 				// again, to an agent that has started anew.
-				s.table.mu.Lock()
-				e.breakLocked()
-				s.table.mu.Unlock()
+				e.noteBreak()
 			}
 			s.loop.queue.Add(cell.ID)
 		},

@@ -24,7 +24,7 @@ func (d *dials) Keep(_ context.Context, t tunnel.Target, _ http.Handler, _ tunne
 
 func TestACellIsDialledByWhatItsRecordSays(t *testing.T) {
 	b, d := newBench(t), &dials{}
-	s := &dialling{table: b.table, loop: b.loop, calls: b.calls, tunnels: d}
+	s := &dialling{loop: b.loop, calls: b.calls, tunnels: d}
 	token := pki.NewToken()
 	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting, Pod: ref("a"), Token: token.Reveal(), CA: "new", Instance: &cloud.Instance{
 		ManagementIP: netip.MustParseAddr("10.0.0.2"), PublicIP: netip.MustParseAddr("192.0.2.1"),
@@ -39,13 +39,13 @@ func TestACellIsDialledByWhatItsRecordSays(t *testing.T) {
 			t.Errorf("it is dialled as %+v", got)
 		}
 	}
-	e.configured = true
+	e.change(func(c *connection) { c.configured = true })
 	d.target.OnState(true, nil)
-	if !e.configured || e.breaks != 0 || !slices.Equal(b.woken(), []string{"c"}) {
+	if now := e.connection(); !now.configured || now.breaks != 0 || !slices.Equal(b.woken(), []string{"c"}) {
 		t.Error("a connection counts as a break, or does not wake the cell")
 	}
 	d.target.OnState(false, nil)
-	if e.configured || e.breaks != 1 || !slices.Equal(b.woken(), []string{"c"}) {
+	if now := e.connection(); now.configured || now.breaks != 1 || !slices.Equal(b.woken(), []string{"c"}) {
 		t.Error("a break is not noted, or does not wake the cell")
 	}
 	broken := e.cell().clone()

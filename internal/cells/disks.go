@@ -67,8 +67,8 @@ type disksGiven struct {
 // prepare gives a ready cell its disks, before its kubelet sees the pod. It is done
 // when all disks are devices of the machine.
 func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell, given := e.cell(), s.given.of(e)
-	if len(cell.Disks) == 0 || given.shown.opened() && given.shown == e.session {
+	cell, given, session := e.cell(), s.given.of(e), e.session()
+	if len(cell.Disks) == 0 || given.shown.opened() && given.shown == session {
 		return done, nil
 	}
 	if !hasDisks(s.calls) {
@@ -81,10 +81,9 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		given.attached = true
 		s.waits.restart(e)
 	}
-	if !e.session.connected() {
+	if !session.connected() {
 		return await(notConnected), nil // the tunnel wakes the cell
 	}
-	session := e.session
 	got, err := s.loop.async(ctx, e, handsOverDisks, func(ctx context.Context) error {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})

@@ -104,8 +104,8 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 		if got.Phase != apiv1.Gone || got.Reason != "it is gone" || got.Cause != tc.want || got.Token != "" {
 			t.Errorf("%s: %s for %q, %s", name, got.Phase, got.Reason, got.Cause)
 		}
-		if revision, err := b.records.store.Get(t.Context(), keyPrefix+"c", new(Cell)); revision != 0 || err != nil || e.session.opened() {
-			t.Errorf("%s: it has a record (%v), or is connected %t", name, err, e.session.opened())
+		if revision, err := b.records.store.Get(t.Context(), keyPrefix+"c", new(Cell)); revision != 0 || err != nil || e.session().opened() {
+			t.Errorf("%s: it has a record (%v), or is connected %t", name, err, e.session().opened())
 		}
 		if len(b.shown) != 1 || !b.shown[0].StepTime(apiv1.StepTerminated).Equal(b.clock.Now()) {
 			t.Errorf("%s: observers know of %v", name, b.shown)

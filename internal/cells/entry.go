@@ -38,9 +38,9 @@ type entry struct {
 	// waits is what the cell waits for, as its last step said; "" for nothing. loop sets it.
 	waits string
 
-	connection          // changes itself
-	async      asyncOps // of loop
-	held       sync.Map // what single parts know of it, by their perCells
+	liveConnection          // locks for itself, for everybody
+	async          asyncOps // of loop
+	held           sync.Map // what single parts know of it, by their perCells
 }
 
 // cell is the record as it is now.

@@ -25,7 +25,7 @@ func TestAPodMovesBeforeItsInstanceIsTaken(t *testing.T) {
 	s := b.evacuating()
 	e := b.running("c")
 	link := &modelLink{}
-	e.session, e.api = agentSession{link}, link
+	e.change(func(c *connection) { c.session, c.api = agentSession{link}, link })
 	step := func(why string, want time.Duration, moved int, ends string) {
 		t.Helper()
 		again := s.moveBound(t.Context(), e)
@@ -65,7 +65,7 @@ func TestANoticeThatDoesNotComeTrueIsForgotten(t *testing.T) {
 		s := b.evacuating()
 		e := b.running("c")
 		link := &modelLink{heard: b.clock.Now()}
-		e.session, e.api = agentSession{link}, link
+		e.change(func(c *connection) { c.session, c.api = agentSession{link}, link })
 		b.noticed(e, b.clock.Now().Add(-tc.ago), true)
 		certain := e.cell().clone()
 		certain.Certain = tc.certain

@@ -64,8 +64,8 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 			b.end(e, CauseLost)
 		}
 		got, err := bare(s.prepare(t.Context(), e))
-		if got != tc.want || err != nil || e.session.opened() != (tc.want == done) {
-			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session.opened())
+		if got != tc.want || err != nil || e.session().opened() != (tc.want == done) {
+			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session().opened())
 		}
 	}
 }

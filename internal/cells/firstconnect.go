@@ -21,5 +21,5 @@ type firstConnections struct {
 // wrong yet. One whose store is behind connects to none that it may give. The caller holds table.mu.
 func (s *firstConnections) awaitsLocked(e *entry) bool {
 	beginning := s.listening.since().IsZero() || s.clock.Since(s.listening.since()) < firstConnect
-	return beginning && !s.generation.isBehind() && e.session.lastError() == nil
+	return beginning && !s.generation.isBehind() && e.session().lastError() == nil
 }

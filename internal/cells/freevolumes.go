@@ -91,7 +91,7 @@ func (s *freeingVolumes) askUntilFree(ctx context.Context, e *entry, poll time.D
 // unplug waits until the kubelet of a cell that is being drained has let go of all
 // CSI volumes: what a driver has not written yet would be lost with the machine.
 func (s *freeingVolumes) unplug(ctx context.Context, e *entry) error {
-	return s.askUntilFree(ctx, e, pluginPoll, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, e.session, nil) })
+	return s.askUntilFree(ctx, e, pluginPoll, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, e.session(), nil) })
 }
 
 // detach takes the disks from a cell that is being drained. The agent unmounts
@@ -99,7 +99,7 @@ func (s *freeingVolumes) unplug(ctx context.Context, e *entry) error {
 // instance is gone. A disk that cannot be unmounted is never torn off: the end of
 // the instance frees the disk as surely.
 func (s *freeingVolumes) detach(ctx context.Context, e *entry) error {
-	ask := func(ctx context.Context) error { return s.agents.putDisks(ctx, e, e.session, nil) }
+	ask := func(ctx context.Context) error { return s.agents.putDisks(ctx, e, e.session(), nil) }
 	if err := s.askUntilFree(ctx, e, diskPoll, ask); err != nil {
 		return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
 	}

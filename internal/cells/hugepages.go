@@ -40,11 +40,11 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	s.table.mu.Lock()
-	configured, said := e.configured, s.reports.answerLocked(e)
+	now, said := e.connection(), s.reports.answerLocked(e)
 	asked := slices.Equal(*s.configuring.pages.of(e), cell.HugePages)
 	s.table.mu.Unlock()
 	switch {
-	case !configured:
+	case !now.configured:
 		s.waits.restart(e)
 		return await(notConnected), nil // the tunnel wakes the cell
 	case !asked:
@@ -54,7 +54,7 @@ func (s *hugePages) prepare(ctx context.Context, e *entry) (progress, error) {
 		s.ends.begin(e, end)
 		return leave, nil
 	}
-	lacks := uncounted(cell.HugePages, e.api.Node())
+	lacks := uncounted(cell.HugePages, now.api.Node())
 	if lacks == "" {
 		*counted = true
 		s.waits.over(ctx, e)

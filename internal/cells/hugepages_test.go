@@ -170,7 +170,8 @@ func (b *bench) paging() (*hugePages, *entry, *modelLink) {
 func (s *hugePages) configuredWith(e *entry, asked, has []HugePages) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	e.configured, *s.configuring.pages.of(e) = true, asked
+	e.change(func(c *connection) { c.configured = true })
+	*s.configuring.pages.of(e) = asked
 	s.reports.noteConfiguredLocked(e, agentapi.Configured{HugePages: has})
 }
 
@@ -222,7 +223,7 @@ func TestACellThatIsAwayHasTimeForItsHugePagesWhenItIsBack(t *testing.T) {
 		{false, time.Second, true},
 	} {
 		s.configuredWith(e, fourPages, fourPages)
-		e.configured = !step.away
+		e.noteConnected(!step.away)
 		if got, err := s.prepare(t.Context(), e); err != nil || got == leave {
 			t.Fatalf("before %+v it is %+v (%v)", step, got, err)
 		}

@@ -28,7 +28,7 @@ func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 		}
 		return s.stopOrStart(ctx, e)
 	}
-	if !e.session.connected() {
+	if !e.session().connected() {
 		s.inventory.pollSoon() // is the machine still there?
 		return waitFor(notConnected, silentPoll), nil
 	}

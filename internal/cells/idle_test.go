@@ -41,7 +41,7 @@ func TestOnlyTheCellsOfAPoolThatKeepsThemStoppedAreStopped(t *testing.T) {
 	s := &idling{calls: b.calls, pools: b.pools, inventory: b.inventory, stopping: &stopping{loop: b.loop, records: b.records}}
 	e := b.standing("c")
 	link := &modelLink{connected: true}
-	e.session = agentSession{link}
+	e.open(link, nil, time.Time{})
 	b.pools.byName["pool"] = &pool{Pool: Pool{Name: "pool", Count: 1, Stopped: true}}
 	for _, tc := range []struct {
 		name      string

@@ -73,7 +73,8 @@ func (s *keeping) giveUp(e *entry, why error) {
 // lost returns why nobody can look into a cell any more: it is silent, and the cloud does not show that its instance runs. It is ""
 // otherwise. The end of such a cell harms nobody, so one list is enough.
 func (s *keeping) lost(e *entry) string {
-	session, since := e.session, e.connecting
+	link := e.connection()
+	session, since := link.session, link.connecting
 	if !session.cutOff() {
 		return ""
 	}

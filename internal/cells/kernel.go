@@ -41,10 +41,10 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 	if cell.Kernel == nil || *set {
 		return done, nil
 	}
-	if !e.session.connected() {
+	session := e.session()
+	if !session.connected() {
 		return await(notConnected), nil // the tunnel wakes the cell
 	}
-	session := e.session
 	got, err := s.loop.async(ctx, e, setsKernel, func(ctx context.Context) error {
 		return s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutKernel(ctx, *cell.Kernel) })
 	})

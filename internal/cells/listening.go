@@ -48,14 +48,15 @@ func (l *listening) restart(now time.Time) {
 // restarted is the one time that a silent cell gets for a restart of listening; under the table's lock.
 type restarted struct{ heard, since time.Time }
 
-// lastLeaseLocked returns when the kubelet last renewed its lease, or could not have. It notes a restart that it counts. The
-// tunnel does not count: a kubelet may hang while its tunnel is heard. The caller holds table.mu.
+// lastLeaseLocked returns when the kubelet of a cell last renewed its lease, or could not have, by a connection that is open. It notes a
+// restart that it counts. The tunnel does not count: a kubelet may hang while its tunnel is heard. The caller holds table.mu.
 //
 // A restart of listening counts once until the cell is heard again. Without it a cell whose link heals late would end when the disruption
 // is over (TestWhenMostCellsAreSilentNoneIsEnded). If it counted more often, cells that fall silent in turns would keep all others from
 // their end (TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd).
-func (l *listening) lastLeaseLocked(e *entry) time.Time {
-	heard := latest(e.api.LastHeartbeat(), e.cell().StepTime(apiv1.StepBound), l.began, l.late.OnTime(), e.connecting, e.session.heldBack())
+func (l *listening) lastLeaseLocked(e *entry, link connection) time.Time {
+	bound := e.cell().StepTime(apiv1.StepBound)
+	heard := latest(link.api.LastHeartbeat(), bound, l.began, l.late.OnTime(), link.connecting, link.session.heldBack())
 	awake := l.since()
 	if !awake.After(heard) {
 		return heard
@@ -67,33 +68,24 @@ func (l *listening) lastLeaseLocked(e *entry) time.Time {
 	return restart.since
 }
 
-// lastSignLocked returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds
-// table.mu.
-func (e *entry) lastSignLocked() (last time.Time) {
-	if e.api != nil {
-		last = e.api.LastHeartbeat()
+// lastSign returns when the cell was last heard, by its lease or its tunnel; zero if this process never has.
+func (c connection) lastSign() (last time.Time) {
+	if c.api != nil {
+		last = c.api.LastHeartbeat()
 	}
-	return latest(last, e.session.lastHeard())
+	return latest(last, c.session.lastHeard())
 }
 
-// isHeardLocked reports whether the cell was heard a short while ago. The caller holds table.mu.
-func (e *entry) isHeardLocked(now time.Time) bool { return now.Sub(e.lastSignLocked()) < guard.Fresh }
+// isHeard reports whether the cell was heard a short while ago.
+func (c connection) isHeard(now time.Time) bool { return now.Sub(c.lastSign()) < guard.Fresh }
 
-// mayHaveHeardLocked returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell
-// waiting does not speak against a cloud that is sure. The caller holds table.mu.
-func (l *listening) mayHaveHeardLocked(e *entry, sure bool) time.Time {
-	last := latest(e.lastSignLocked(), l.since(), l.late.OnTime(), e.connecting)
+// mayHaveHeard returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell waiting
+// does not speak against a cloud that is sure.
+func (l *listening) mayHaveHeard(e *entry, sure bool) time.Time {
+	link := e.connection()
+	last := latest(link.lastSign(), l.since(), l.late.OnTime(), link.connecting)
 	if !sure {
-		last = latest(last, e.session.heldBack())
+		last = latest(last, link.session.heldBack())
 	}
 	return last
-}
-
-// hearing returns a function that asks mayHaveHeardLocked under table.mu. Call it without that lock.
-func (l *listening) hearing(t *table, e *entry, sure bool) func() time.Time {
-	return func() time.Time {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		return l.mayHaveHeardLocked(e, sure)
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -55,15 +56,14 @@ func (s *lostInstances) loseTakenBack(ctx context.Context, e *entry) {
 
 // isHeard reports whether a cell was heard a short while ago.
 func (s *lostInstances) isHeard(e *entry) bool {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	return e.isHeardLocked(s.loop.clock.Now())
+	return e.connection().isHeard(s.loop.clock.Now())
 }
 
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard. One that is gone is nil.
 func (s *lostInstances) loseTo(ctx context.Context, e *entry, population int, of sign) {
 	if e != nil {
-		of.heard = s.listening.hearing(s.table, e, of.sure)
+		sure := of.sure
+		of.heard = func() time.Time { return s.listening.mayHaveHeard(e, sure) }
 		s.lostCells.lose(ctx, e, population, of)
 	}
 }

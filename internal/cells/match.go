@@ -53,7 +53,7 @@ func (s *matching) findLocked(r Request) (best *entry, connecting bool) {
 		if e.ending != "" || !cell.Interrupted.IsZero() || !s.upgrades.sinceLocked(e).IsZero() || rank(cell) == 0 || !s.fits(r, cell) {
 			continue
 		}
-		if rank(cell) >= 2 && !e.session.connected() {
+		if rank(cell) >= 2 && !e.session().connected() {
 			connecting = connecting || s.first.awaitsLocked(e)
 			continue // it may be lost
 		}

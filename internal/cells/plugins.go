@@ -52,11 +52,14 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if len(static) == 0 || state.known {
 		return done, nil
 	}
-	if !e.session.connected() {
+	link := e.connection()
+	if !link.session.connected() {
 		return await(notConnected), nil // the tunnel wakes the cell
 	}
-	if session := e.session; !state.sent {
-		got, err := s.loop.async(ctx, e, givesPlugins, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, static) })
+	if !state.sent {
+		got, err := s.loop.async(ctx, e, givesPlugins, func(ctx context.Context) error {
+			return s.agents.putPlugins(ctx, e, link.session, static)
+		})
 		if !got.isDone() {
 			return got, nil
 		}
@@ -68,10 +71,10 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
-	registered, known := e.api.CSIDrivers()
+	registered, known := link.api.CSIDrivers()
 	missing := slices.DeleteFunc(slices.Clone(static), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
 	if known && len(missing) > 0 {
-		trouble, silence := e.api.PluginTrouble(), time.Duration(0)
+		trouble, silence := link.api.PluginTrouble(), time.Duration(0)
 		if trouble == "" {
 			trouble, silence = events.PluginsNotRegistered, pluginSilence
 		}

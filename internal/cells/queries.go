@@ -48,8 +48,8 @@ func (s *queries) endpoints() []Endpoint {
 				w.Given = cell.launched() // for the pod
 			}
 		}
-		if e.session.connected() {
-			w.Conn = e.session.conn()
+		if session := e.session(); session.connected() {
+			w.Conn = session.conn()
 		}
 		ways = append(ways, w)
 	}
@@ -63,32 +63,29 @@ var (
 
 // machine is Controller.Machine.
 func (s *queries) machine(id string) (agentapi.Conn, error) {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	e, ok := s.table.byID[id]
-	if !ok {
+	e := s.table.find(id)
+	if e == nil {
 		return nil, ErrNoCell
 	}
-	return e.streamsLocked()
+	return e.streams()
 }
 
-// streamsLocked leads to the agent. The caller holds table.mu.
-func (e *entry) streamsLocked() (agentapi.Conn, error) {
-	if !e.session.connected() {
+// streams leads to the agent, for requests that last.
+func (e *entry) streams() (agentapi.Conn, error) {
+	session := e.session()
+	if !session.connected() {
 		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
 	}
-	return e.session.streams(), nil
+	return session.streams(), nil
 }
 
 // conn is Controller.Conn.
 func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	e, ok := s.table.byID[s.table.byPod[uid]]
-	if !ok {
+	e := s.table.ofPod(uid)
+	if e == nil {
 		return nil, ErrNoCell
 	}
-	return e.streamsLocked()
+	return e.streams()
 }
 
 // Link is how the connection to a cell fares.
@@ -100,24 +97,24 @@ type Link struct {
 
 // link is Controller.Link.
 func (s *queries) link(id string) (Link, bool) {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	e, ok := s.table.byID[id]
-	if !ok || !e.session.opened() {
+	e := s.table.find(id)
+	if e == nil {
 		return Link{}, false
 	}
-	return Link{Connected: e.session.connected(), LastHeard: e.session.lastHeard(), LastError: e.session.lastError()}, true
+	session := e.session()
+	return Link{Connected: session.connected(), LastHeard: session.lastHeard(), LastError: session.lastError()}, session.opened()
 }
 
 // statusTrouble is Controller.StatusTrouble.
 func (s *queries) statusTrouble(id string) string {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	e, ok := s.table.byID[id]
-	if !ok || e.api == nil {
+	e := s.table.find(id)
+	if e == nil {
 		return ""
 	}
-	return e.api.StatusTrouble()
+	if api := e.api(); api != nil {
+		return api.StatusTrouble()
+	}
+	return ""
 }
 
 // connected is Controller.Connected.
@@ -125,7 +122,7 @@ func (s *queries) connected() (n int) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
-		if e.session.connected() {
+		if e.session().connected() {
 			n++
 		}
 	}

@@ -37,11 +37,11 @@ func TestWaysAreToBoundCellsAlone(t *testing.T) {
 		"up": {apiv1.Bound, link{up: true}}, "down": {apiv1.Bound, link{}}, "new": {apiv1.Bound, nil},
 	} {
 		entry := newEntry(Cell{ID: "cell-" + name, Phase: e.phase, Pod: ref(name)}, 0)
-		entry.session = agentSession{e.session}
+		entry.open(e.session, nil, time.Time{})
 		c.core.table.byID[entry.id] = entry
 	}
 	standby := newEntry(Cell{ID: "standby", Phase: apiv1.Ready}, 0)
-	standby.session = agentSession{link{up: true}}
+	standby.open(link{up: true}, nil, time.Time{})
 	c.core.table.byID[standby.id] = standby
 	var got []string
 	for _, w := range c.Endpoints() {
@@ -83,7 +83,8 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		apiv1.Draining: "as the step said", apiv1.Terminating: "as the step said",
 	} {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
-		e.session, e.launching = agentSession{link{up: true}}, phase == apiv1.Requested || phase == apiv1.Launching
+		e.open(link{up: true}, nil, time.Time{})
+		e.launching = phase == apiv1.Requested || phase == apiv1.Launching
 		c.core.table.byID[e.id] = e
 		if phase != apiv1.Bound {
 			e.waits = "as the step said"

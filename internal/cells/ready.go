@@ -26,7 +26,7 @@ func (s *readying) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	room, measured := cell.Room, false
 	if room.None() {
-		room = roomOf(e.api.Node(), cell.Offering())
+		room = roomOf(e.api().Node(), cell.Offering())
 		measured = !room.None()
 	}
 	short := lacksRoom(room, cell.Needs, s.reserved)

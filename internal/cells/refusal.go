@@ -47,7 +47,7 @@ const refusedPoll = 5 * time.Second
 // spared returns what is left of the time that a cell has to be ready: one that refuses this
 // process is not given up, and is checked again.
 func (e *entry) spared(left time.Duration) time.Duration {
-	if e.session.refusal() != nil {
+	if e.session().refusal() != nil {
 		return max(left, refusedPoll)
 	}
 	return left
@@ -78,7 +78,7 @@ const refusalReportAfter = 2 * time.Minute
 // store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
 func (s *refusalReports) reportRefusing(cells []silence, now time.Time) {
 	for _, one := range cells {
-		if why := one.e.session.refusal(); why != nil && s.reported.of(one.e).note(events.CellRefuses, now) {
+		if why := one.e.session().refusal(); why != nil && s.reported.of(one.e).note(events.CellRefuses, now) {
 			s.events.report(one.e.cell(), events.NewCellRefuses(one.e.id, now.Sub(one.since), why))
 		}
 	}

@@ -23,12 +23,14 @@ var _ preparation = (*renaming)(nil)
 // Until the agent has its new configuration the old kubelet is refused
 // everything, and is never shown the pod.
 func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
-	if e.api == nil {
+	was := e.connection()
+	if was.api == nil {
 		return done, nil
 	}
 	renamed := s.renamed.of(e)
-	if node := s.nodeNames.of(e.cell()); e.node != node {
-		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
+	node := s.nodeNames.of(e.cell())
+	if was.node != node {
+		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", was.node)
 		e.async.drop("") // of the kubelet of before
 		s.connections.disconnect(e)
 		s.waits.restart(e)
@@ -45,9 +47,9 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 		s.waits.over(ctx, e)
 		return done, nil
 	default:
-		got = await("its kubelet is not ready as that of node " + e.node) // the tunnel and the kubelet wake the cell
+		got = await("its kubelet is not ready as that of node " + node) // the tunnel and the kubelet wake the cell
 	}
-	why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, s.connections.waitsFor(e))
+	why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", node, s.connections.waitsFor(e))
 	return s.waits.wait(ctx, e, bindWait{
 		by:       s,
 		progress: got,

@@ -107,7 +107,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
 			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
 			e := newEntry(cell, 0)
-			e.session = agentSession{&modelLink{connected: true}}
+			e.open(&modelLink{connected: true}, nil, time.Time{})
 			b.cells.core.table.standby[cell.ID] = e
 		}
 		asked := Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}

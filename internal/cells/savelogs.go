@@ -30,7 +30,7 @@ func (s *savingLogs) saveOfEnded(ctx context.Context, e *entry, err error) error
 		if err == nil {
 			err = s.connections.connectNow(ctx, e)
 		}
-		if e.session.opened() { // an agent that takes no configuration may still have the logs
+		if e.session().opened() { // an agent that takes no configuration may still have the logs
 			err = s.save(ctx, e)
 		}
 		if ctx.Err() != nil {
@@ -53,10 +53,11 @@ func (s *savingLogs) save(ctx context.Context, e *entry) error {
 	defer watchdog.Wait(ctx, watchdog.Cell)()
 	dialling, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	if !e.session.ready(dialling) { // after a restart of Kip it may still be dialling
+	session := e.session()
+	if !session.ready(dialling) { // after a restart of Kip it may still be dialling
 		return ErrNotConnected
 	}
-	if err := s.logs.SaveLogs(ctx, *e.cell(), e.session.conn()); err != nil {
+	if err := s.logs.SaveLogs(ctx, *e.cell(), session.conn()); err != nil {
 		return err
 	}
 	return s.records.save(ctx, e, func(cell *Cell) error {

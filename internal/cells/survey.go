@@ -58,11 +58,11 @@ type silence struct {
 func (s *surveys) surveyLocked(now time.Time) survey {
 	found := survey{counts: silentCounts{}}
 	for _, e := range s.table.byID {
-		phase := e.cell().Phase
-		if e.ending != "" || !e.session.opened() {
+		phase, link := e.cell().Phase, e.connection()
+		if e.ending != "" || !link.session.opened() {
 			continue
 		}
-		if refusal := e.session.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
+		if refusal := link.session.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
 			found.refused.of++
 			found.counts.add(e.location(), false)
 			found.refused.add(refusal)
@@ -75,14 +75,14 @@ func (s *surveys) surveyLocked(now time.Time) survey {
 			}
 			continue // it is heard
 		}
-		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
+		if phase != apiv1.Bound && phase != apiv1.Ready || link.api == nil {
 			continue
 		}
-		if refusing := s.refusing.of(e); e.api.LastHeartbeat().After(*refusing) {
+		if refusing := s.refusing.of(e); link.api.LastHeartbeat().After(*refusing) {
 			*refusing = time.Time{}
 		}
 		found.refused.of++
-		timeout, since := s.timeout(e.cell()), s.listening.lastLeaseLocked(e)
+		timeout, since := s.timeout(e.cell()), s.listening.lastLeaseLocked(e, link)
 		quiet := now.Sub(since) >= min(silentAfter, timeout)
 		if timeout < forever {
 			found.counts.add(e.location(), quiet)
@@ -98,10 +98,11 @@ func (s *surveys) surveyLocked(now time.Time) survey {
 func (s *surveys) lastLease(one silence) time.Time {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if one.e.api == nil || !one.e.session.opened() { // the cell has ended meanwhile
+	link := one.e.connection()
+	if link.api == nil || !link.session.opened() { // the cell has ended meanwhile
 		return one.since
 	}
-	return s.listening.lastLeaseLocked(one.e)
+	return s.listening.lastLeaseLocked(one.e, link)
 }
 
 // forever is longer than anybody waits.
@@ -122,10 +123,9 @@ func (s *surveys) timeout(cell *Cell) time.Duration {
 // whySilent tells a cell that is cut off from one that has died.
 func (s *surveys) whySilent(e *entry) string {
 	i, there := s.inventory.last().byID[e.cell().Instance.ID]
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
+	session := e.session()
 	switch {
-	case e.session.connected():
+	case session.connected():
 		return "its agent answers, its kubelet does not"
 	case !there:
 		return "the cloud no longer shows its instance"
@@ -133,7 +133,7 @@ func (s *surveys) whySilent(e *entry) string {
 		return fmt.Sprintf("its instance is %s", i.State)
 	}
 	const why = "it is cut off, while its instance runs"
-	if err := e.session.lastError(); err != nil {
+	if err := session.lastError(); err != nil {
 		return why + ": " + err.Error()
 	}
 	return why

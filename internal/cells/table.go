@@ -21,8 +21,8 @@ import (
 //  5. terminations.mu guards the terminations that are under way, and launchQueue.mu the cells that wait for a launch.
 //  6. boosting.mu and tagging.mu guard how far the boost and the tags of each cell are.
 //  7. All others guard what their part alone knows: inventory.mu what the cloud has shown, pools.mu the standby pools,
-//     StoreGeneration.mu what is known of the generation, asyncOps.mu the operation of a cell, gather.mu what has come
-//     together, and so on. Nobody holds two of them.
+//     StoreGeneration.mu what is known of the generation, asyncOps.mu the operation of a cell, liveConnection.mu its connection,
+//     gather.mu what has come together, and so on. Nobody holds two of them.
 //
 // The store is called under 1 to 3, and observers are told under these. Nobody calls the store, the cloud, an agent or an observer
 // under another lock. Other packages may be asked under any, and lock for themselves. Two of them call back. The guard

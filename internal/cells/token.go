@@ -7,7 +7,6 @@ import (
 
 // tokens records which machines have spent the join tokens of cells.
 type tokens struct {
-	table     *table
 	records   *records
 	bootTimes *bootTimes
 }
@@ -17,9 +16,7 @@ type tokens struct {
 // in between, the same machine proves once more that it has the token. A machine that
 // comes too late is refused, whatever keeps the cell's worker from ending it.
 func (s *tokens) spend(ctx context.Context, e *entry, keyHash string) error {
-	s.table.mu.Lock()
-	session := e.session
-	s.table.mu.Unlock()
+	session := e.session()
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		if left, what := s.bootTimes.left(e, cell, session); cell.KeyHash == "" && left <= 0 {
 			return fmt.Errorf("cell %s did not %s in time", cell.ID, what)

@@ -10,7 +10,7 @@ import (
 
 func TestATokenIsSpentOnOneKeyAndInTime(t *testing.T) {
 	b := newBench(t)
-	s := &tokens{table: b.table, records: b.records, bootTimes: &bootTimes{generation: b.generation, loop: b.loop}}
+	s := &tokens{records: b.records, bootTimes: &bootTimes{generation: b.generation, loop: b.loop}}
 	cell := Cell{
 		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t",
 		Instance: &cloud.Instance{ID: "i", Launched: b.clock.Now()}, Offerings: []Offering{{BootTimeout: time.Minute}},

@@ -52,7 +52,7 @@ type trust struct {
 // noteForgotLocked notes that a cell was found by the CA from before, although its record says another. The caller holds
 // table.mu.
 func (s *trust) noteForgotLocked(e *entry) {
-	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session.ca() == old {
+	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session().ca() == old {
 		s.cells.of(e).forgot = true
 	}
 }
@@ -99,9 +99,9 @@ func (s *trust) updateSome(ctx context.Context) {
 		if begun >= trustAtOnce {
 			return
 		}
-		state := s.cells.of(e)
+		state, link := s.cells.of(e), e.connection()
 		// With its configuration the agent has shown on this connection that it is there.
-		if state.now || !e.configured || !e.session.opened() || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
+		if state.now || !link.configured || !link.session.opened() || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
 			continue
 		}
 		if s.noteForgotLocked(e); !s.outdatedLocked(e) {
@@ -109,8 +109,7 @@ func (s *trust) updateSome(ctx context.Context) {
 		}
 		begun++
 		state.now = true
-		session := e.session
-		s.loop.spawn(ctx, "trust", func(ctx context.Context) { s.update(ctx, e, session) })
+		s.loop.spawn(ctx, "trust", func(ctx context.Context) { s.update(ctx, e, link.session) })
 	}
 }
 
@@ -184,7 +183,7 @@ func (s *trust) unmovedOfLocked(entries []*entry) (all []Unmoved) {
 
 // unmovedForLocked returns what a cell waits for that is to be moved. The caller holds table.mu.
 func (s *trust) unmovedForLocked(e *entry) string {
-	state := s.cells.of(e)
+	state, session := s.cells.of(e), e.session()
 	switch cell := e.cell(); {
 	case e.ending != "" || !cell.Live():
 		return "it ends"
@@ -192,8 +191,8 @@ func (s *trust) unmovedForLocked(e *entry) string {
 		return "it is stopped, until its standby pool has another or a pod takes it"
 	case cell.Phase == apiv1.Launching:
 		return "it is being launched"
-	case !e.session.connected():
-		if err := e.session.lastError(); err != nil {
+	case !session.connected():
+		if err := session.lastError(); err != nil {
 			return "it is not connected: " + err.Error()
 		}
 		return "it is not connected"

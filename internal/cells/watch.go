@@ -25,7 +25,7 @@ func (s *watching) Step(ctx context.Context, e *entry) (progress, error) {
 		switch {
 		case err != nil || !got.isDone():
 			return got.atMost(left), err
-		case !e.session.connected():
+		case !e.session().connected():
 			s.inventory.pollSoon() // is the machine still there?
 			return waitFor(notConnected, silentPoll), nil
 		}

@@ -41,7 +41,7 @@ func TestABoundCellStaysConnectedUntilItIsToEnd(t *testing.T) {
 			(got.Cause != tc.ending || got.Reason != "why" || got.PodEnded != (tc.ending == CausePodEnded)) {
 			t.Errorf("%s: it ends for %q, %s, its pod ended %t", name, got.Reason, got.Cause, got.PodEnded)
 		}
-		if configured := e.configured; configured != (tc.again == 0 && tc.ending == "") {
+		if configured := e.connection().configured; configured != (tc.again == 0 && tc.ending == "") {
 			t.Errorf("%s: its agent has its configuration %t", name, configured)
 		}
 	}

@@ -62,18 +62,16 @@ func newConnections(cfg Config, c core, s shared, i *interruptions, b *bootTimes
 		table: c.table,
 		loop:  c.loop,
 		apis: &cellAPIs{
-			table:     c.table,
 			apis:      cfg.APIs,
 			nodeNames: s.nodeNames,
 			notices:   &notices{loop: c.loop, interruptions: i, events: c.events},
 			reserved:  cfg.ReservedMemoryBytes,
 		},
 		dialling: &dialling{
-			table:   c.table,
 			loop:    c.loop,
 			calls:   cfg.Calls,
 			tunnels: cfg.Tunnels,
-			tokens:  &tokens{table: c.table, records: c.records, bootTimes: b},
+			tokens:  &tokens{records: c.records, bootTimes: b},
 		},
 		configuring: &configuring{
 			table:      c.table,
