@@ -35,7 +35,7 @@ func TestANewCellIsThereUnlessItIsSurelyNotStored(t *testing.T) {
 		e := newEntry(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Requested}, 0)
 		b.table.reserveLocked(e)
 		err := b.additions.add(t.Context(), e)
-		why, _ := b.table.endingOf(e)
+		why, _ := b.table.ending(e)
 		found := b.table.find("c") == e
 		if (err != nil) != (tc.err != nil) || found != tc.there || (why != "") != tc.ends || len(b.loop.failed) == 1 != tc.fails {
 			t.Errorf("%s: found %t, ends for %q, Kip ends %d (%v)", name, found, why, len(b.loop.failed), err)

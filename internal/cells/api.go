@@ -171,11 +171,11 @@ func (c *Controller) Spent(ctx context.Context, first, last costs.Day, each func
 // false.
 func (c *Controller) Behind() (why string, sure bool) { return c.core.generation.whyBehind() }
 
-// EndElsewhere ends whatever may run a pod besides its cell, if it has one. It returns why it is not certain yet that nothing
-// does; "" if it is. Before the cloud has listed the instances once, sure is false. Of a pod that arrived, as in Request, a
+// EndDuplicates ends whatever may run a pod besides its cell, if it has one. It returns why it is not certain yet that nothing
+// does; "" if it is. Before the cloud has listed the instances once, sure is false. Where noEarlierCell is as in Request, a
 // list has nothing to say.
-func (c *Controller) EndElsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
-	return c.ends.exclusion.endElsewhere(pod, created, arrived)
+func (c *Controller) EndDuplicates(pod types.UID, created time.Time, noEarlierCell bool) (why string, sure bool) {
+	return c.ends.duplicates.endAll(pod, created, noEarlierCell)
 }
 
 // Generation returns what the store knows of now.

@@ -10,7 +10,7 @@ import (
 // errBehind: nothing is launched.
 var errBehind = errors.New(behind)
 
-// What Behind and EndElsewhere say.
+// What Behind and EndDuplicates say.
 const (
 	behind   = events.StoreIsBehind
 	unread   = events.InstancesUnread

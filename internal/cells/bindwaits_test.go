@@ -86,7 +86,7 @@ func TestACellIsWaitedForAsItsPreparationSays(t *testing.T) {
 				s.over(t.Context(), e)
 			}
 			got, err := s.wait(t.Context(), e, step.wait)
-			why, _ := b.table.endingOf(e)
+			why, _ := b.table.ending(e)
 			want := step.wait.progress
 			want.again = step.again
 			switch {

@@ -97,7 +97,7 @@ func (s *boosting) unboostLocked(e *entry) {
 // nothing of an end until the cloud has ended it.
 func (s *boosting) end(ctx context.Context, entries []*entry) {
 	for group := range slices.Chunk(entries, boostMost) {
-		ended := slices.DeleteFunc(s.endOf(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
+		ended := slices.DeleteFunc(s.endBoosts(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
 		if len(ended) > 0 {
 			err := s.records.commit(ctx, ended, func(_ int, cell *Cell) error {
 				cell.BoostEnded = true
@@ -118,8 +118,8 @@ func (s *boosting) end(ctx context.Context, entries []*entry) {
 	}
 }
 
-// endOf returns those of a group whose boost the cloud has ended.
-func (s *boosting) endOf(ctx context.Context, group []*entry) (ended []*entry) {
+// endBoosts returns those of a group whose boost the cloud has ended.
+func (s *boosting) endBoosts(ctx context.Context, group []*entry) (ended []*entry) {
 	booster, ids := s.calls.Optional().Booster, make([]string, len(group))
 	for n, e := range group {
 		ids[n] = e.cell().Instance.ID

@@ -21,7 +21,7 @@ type bootFailures struct {
 
 // endUnwanted ends a booting cell that nobody wants, or that is lost.
 func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, err error) {
-	why, cause := s.table.endingOf(e)
+	why, cause := s.table.ending(e)
 	if why == "" {
 		return false, nil
 	}

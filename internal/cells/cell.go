@@ -39,9 +39,9 @@ type Cell struct {
 	// Needs is what the pod must find, without the cell's own need; zero where it takes what
 	// there is.
 	Needs catalog.Resources `json:"needs,omitzero"`
-	// Room is what the machine has, as its kubelet said when it was first ready: no pod had
+	// Measured is what the machine has, as its kubelet said when it was first ready: no pod had
 	// been there. It is never more than the type promises; zero before.
-	Room catalog.Resources `json:"room,omitzero"`
+	Measured catalog.Resources `json:"room,omitzero"`
 	// Instance is as the cloud told of it, but for the time of its launch, which is by
 	// Kip's clock.
 	Instance *cloud.Instance `json:"instance,omitempty"`

@@ -64,8 +64,8 @@ func (s *cellEnds) startTerminating(ctx context.Context, e *entry, end cellEnd) 
 	})
 }
 
-// endOf returns the end of a cell that ends already, for the guard.
-func endOf(cell *Cell, why string) guard.End {
+// guardEnd returns the end of a cell that ends already, for the guard.
+func guardEnd(cell *Cell, why string) guard.End {
 	end := guard.End{
 		Instance: cell.Instance.ID,
 		Cell:     cell.ID,
@@ -84,7 +84,7 @@ func endOf(cell *Cell, why string) guard.End {
 
 // unrequested returns the end of a cell that runs a pod, for the guard.
 func unrequested(cell *Cell, why string) guard.End {
-	end := endOf(cell, why)
+	end := guardEnd(cell, why)
 	end.Ground = guard.Unrequested
 	return end
 }

@@ -25,7 +25,7 @@ func TestACellBeginsToEndOnceAndItsOwnerIsToldOnce(t *testing.T) {
 		for _, end := range tc.ends {
 			b.ends.begin(e, end)
 		}
-		why, cause := b.table.endingOf(e)
+		why, cause := b.table.ending(e)
 		b.table.mu.Lock()
 		held := b.holds.whyLocked(e)
 		b.table.mu.Unlock()

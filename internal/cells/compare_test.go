@@ -26,7 +26,7 @@ func TestALookIsComparedWithCellsAsTheyAreNow(t *testing.T) {
 	b.stored(Cell{ID: "young", Pod: ref("c"), Phase: apiv1.Booting, Instance: instance("i-young", cloud.Instance{})})
 	b.stored(Cell{ID: "asked", Pod: ref("d"), Phase: apiv1.Requested})
 	ends := b.stored(Cell{ID: "ends", Pod: ref("e"), Phase: apiv1.Terminating, Instance: instance("i-ends", addresses)})
-	b.terminations.terminate(endOf(ends.cell(), ""), ends, snapshot{})
+	b.terminations.terminate(guardEnd(ends.cell(), ""), ends, snapshot{})
 	b.terminations.byInstance["i-ends"].accepted = now
 	want := map[string]known{
 		"well":   {heard: true, addressed: true},
@@ -78,9 +78,9 @@ func TestCellsAreLostForWhatALookShows(t *testing.T) {
 		stopped: []*Cell{stopped.cell()},
 	}
 	seen := snapshot{began: b.clock.Now(), ended: map[string]bool{"i-gone": true, "i-young": true}}
-	s.lose(t.Context(), seen, f, map[string]cloud.State{"i-gone": cloud.Gone}, nil)
+	s.endLost(t.Context(), seen, f, map[string]cloud.State{"i-gone": cloud.Gone}, nil)
 	for e, ends := range map[*entry]bool{young: false, there: false, gone: true, stopped: true} {
-		if why, _ := b.table.endingOf(e); (why != "") != ends {
+		if why, _ := b.table.ending(e); (why != "") != ends {
 			t.Errorf("cell %s ends for %q", e.id, why)
 		}
 	}

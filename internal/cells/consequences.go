@@ -34,7 +34,7 @@ func (s *consequences) described(ctx context.Context, seen snapshot, f findings,
 		s.loop.log.Error("the cloud's list lacks a running instance, perhaps because its tags were removed; "+
 			"Kip still uses the list for all other instances", "instance", id, "owner", s.owner)
 	}
-	s.lost.lose(ctx, seen, f, states, faults)
+	s.lost.endLost(ctx, seen, f, states, faults)
 	for range f.newOrphans {
 		s.observers.OrphanFound()
 	}

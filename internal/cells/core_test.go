@@ -92,7 +92,7 @@ func (b *bench) Mark(_ Offering, answer error) {
 func (*bench) Unavailable(Offering) bool { return false }
 
 // losing returns what ends cells that are lost.
-func (b *bench) losing() *lostCells {
+func (b *bench) endingLost() *lostCells {
 	return &lostCells{table: b.table, ends: b.ends, holds: b.holds, blockers: b.blocking(), shortages: b}
 }
 
@@ -143,7 +143,7 @@ func (b *bench) evacuating() *evacuating {
 // lost returns what ends the cells whose instances are lost.
 func (b *bench) lost() *lostInstances {
 	return &lostInstances{
-		table: b.table, loop: b.loop, inventory: b.inventory, listening: &listening{}, holds: b.holds, lostCells: b.losing(),
+		table: b.table, loop: b.loop, inventory: b.inventory, listening: &listening{}, holds: b.holds, lostCells: b.endingLost(),
 	}
 }
 

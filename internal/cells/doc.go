@@ -10,19 +10,19 @@
 // parts that it hands over to:
 //
 //	request.go     a pod asks for a cell: budget.go bounds what its namespace pays, standby.go gives it a cell that
-//	               fits (match.go, room.go, firstconnect.go), or add.go stores a new one; wants.go has what the pod
+//	               fits (match.go, measure.go, firstconnect.go), or add.go stores a new one; wants.go has what the pod
 //	               wants of it
-//	enqueue.go     before the launch: resolveretry.go, exclusionwaits.go (exclusion.go), then what delays launches
+//	enqueue.go     before the launch: resolveretry.go, duplicatewaits.go (duplicates.go), then what delays launches
 //	               (breaker.go): rights.go, blockers.go; then launchqueue.go
 //	launch.go      has the phases of a launch done, one after the other, and settles what has become of each cell
 //	               (outcome.go): launchbatch.go takes a group from the queue (batchsizes.go), resolve.go (unresolved.go)
 //	               has the cloud resolve it, intent.go (launchcall.go, labels.go) stores the call, send.go sends it,
-//	               conclude.go (launchanswers.go) reads the answers
+//	               evaluate.go (launchanswers.go) reads the answers
 //	resume.go      sends a stored launch again (storedcall.go), after a restart
 //	join.go        its stages: address.go, contact.go, ready.go; bootfail.go ends what fails (boottime.go, console.go)
 //	connect.go     a connection: cellapis.go, dial.go (session.go), token.go, configure.go (upgrade.go, cloudinit.go),
 //	               connectionreports.go (boot.go, version.go); connection.go is what there is of it
-//	bind.go        before the pod: exclusivebind.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
+//	bind.go        before the pod: bindduplicates.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
 //	               routes.go, plugins.go, hugepages.go, devices.go, kernel.go (prepare.go runs them,
 //	               bindwaits.go has the patience with what they wait for); idle.go is for standby cells, with stop.go and start.go
 //	watch.go       keeps it connected while its pod runs; boost.go ends what its start had of CPU besides

@@ -15,7 +15,7 @@ func (b *bench) enqueuing() *enqueuing {
 		table: b.table, calls: b.calls, breakers: launchBreakers{rights: b.rights(), blockers: b.blocking()}, launches: b.launchQueue,
 		removals: b.removing(),
 		preparations: b.prepared(
-			b.retries, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
+			b.retries, &launchDuplicates{duplicateWaits: b.duplicateWaits(), inventory: b.inventory},
 		),
 	}
 }

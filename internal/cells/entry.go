@@ -20,11 +20,11 @@ type entry struct {
 	unsure   *Cell
 	// loaded reports whether its record is of an earlier process. storedCells sets it before the cell is shown.
 	loaded bool
-	// pod is whose cell it is, for a moment before the record says so, disks are those of that pod, and arrived is as in Request. They
+	// pod is whose cell it is, for a moment before the record says so, disks are those of that pod, and noEarlierCell is as in Request. They
 	// are set when the cell is made, and standbys gives a standby cell those of the pod that takes it.
-	pod     apiv1.PodReference
-	disks   []Disk
-	arrived bool
+	pod           apiv1.PodReference
+	disks         []Disk
+	noEarlierCell bool
 	// ending, once set, is why the cell must end, and cause the kind of that. cellEnds sets them.
 	ending string
 	cause  Cause

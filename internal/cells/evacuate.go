@@ -50,7 +50,7 @@ func (s *evacuating) moveBound(ctx context.Context, e *entry) (again time.Durati
 		}
 		return silentPoll
 	case left <= 0:
-		s.lost.loseTakenBack(ctx, e)
+		s.lost.endTakenBack(ctx, e)
 		return silentPoll
 	}
 	if !reported.Equal(cell.Interrupted) {

@@ -29,7 +29,7 @@ func TestAPodMovesBeforeItsInstanceIsTaken(t *testing.T) {
 	step := func(why string, want time.Duration, moved int, ends string) {
 		t.Helper()
 		again := s.moveBound(t.Context(), e)
-		if evidence, _ := b.table.endingOf(e); again != want || len(b.moved) != moved || evidence != ends {
+		if evidence, _ := b.table.ending(e); again != want || len(b.moved) != moved || evidence != ends {
 			t.Errorf("%s: again after %s, moved %d times, ends for %q", why, again, len(b.moved), evidence)
 		}
 	}
@@ -71,7 +71,7 @@ func TestANoticeThatDoesNotComeTrueIsForgotten(t *testing.T) {
 		certain.Certain = tc.certain
 		e.current.Store(&certain)
 		again := s.moveBound(t.Context(), e)
-		why, _ := b.table.endingOf(e)
+		why, _ := b.table.ending(e)
 		if forgot := e.cell().Interrupted.IsZero(); forgot != tc.forgets || (again == 0) != forgot || why != "" {
 			t.Errorf("%s: forgotten %t, again after %s, ends for %q", name, forgot, again, why)
 		}

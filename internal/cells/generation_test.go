@@ -295,7 +295,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		b.takeOver()
 		elsewhere := func(when string, c *Controller, want string, wantSure bool) {
 			t.Helper()
-			if why, sure := c.EndElsewhere(ref("a").UID, time.Now(), false); why == "" || !strings.Contains(why, want) || sure != wantSure {
+			if why, sure := c.EndDuplicates(ref("a").UID, time.Now(), false); why == "" || !strings.Contains(why, want) || sure != wantSure {
 				t.Errorf("%s: the instance of a lost store runs the pod, and it says %q, %t: want %q, %t", when, why, sure, want, wantSure)
 			}
 		}
@@ -318,7 +318,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		elsewhere("when the instance is seen", b.cells, "i-0", true)
 		b.cloud.set(func() { clear(b.cloud.instances) })
 		b.later(time.Minute)
-		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
+		if why, sure := b.cells.EndDuplicates(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("when it is gone it says %q, %t", why, sure)
 		}
 	})
@@ -334,7 +334,7 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if shown := b.cells.core.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
 			t.Fatalf("its cell is %s, the snapshot shows %v", b.phase("a"), shown)
 		}
-		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
+		if why, sure := b.cells.EndDuplicates(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
 		b.cells.core.terminations.mu.Lock()
@@ -387,7 +387,7 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 func (b *bubble) arrives(name string) {
 	b.Helper()
 	r := nano(name)
-	r.Arrived = true
+	r.NoEarlierCell = true
 	if _, err := b.cells.Request(b.Context(), r); err != nil {
 		b.Fatal(err)
 	}
@@ -492,7 +492,7 @@ func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing
 				b.arrives("later")
 				b.later(time.Minute)
 				if got := b.phase("later"); got != apiv1.Requested {
-					t.Errorf("%s: the store is behind, and a pod that arrived is %q", name, got)
+					t.Errorf("%s: the store is behind, and a pod that came later is %q", name, got)
 				}
 			})
 		}
@@ -782,9 +782,9 @@ func TestWhileAZoneIsNotListedPodsThatArriveRunAndOthersSayWhyTheyWait(t *testin
 		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 		b.run()
 		b.later(time.Second)
-		for name, arrived := range map[string]bool{"young": true, "old": false} {
+		for name, noEarlierCell := range map[string]bool{"young": true, "old": false} {
 			r := nano(name)
-			r.Arrived = arrived
+			r.NoEarlierCell = noEarlierCell
 			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
@@ -813,14 +813,14 @@ func TestAPodThatArrivedWaitsForNoList(t *testing.T) {
 		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 		b.run()
 		b.later(time.Minute)
-		elsewhere := func(when, want string, arrived bool) {
+		elsewhere := func(when, want string, noEarlierCell bool) {
 			t.Helper()
-			if why, sure := b.cells.EndElsewhere("a pod", time.Now(), arrived); why != want || !sure {
+			if why, sure := b.cells.EndDuplicates("a pod", time.Now(), noEarlierCell); why != want || !sure {
 				t.Errorf("%s: %q, %t, want %q", when, why, sure, want)
 			}
 		}
 		elsewhere("it was there before", unlisted, false)
-		elsewhere("it arrived", "", true)
+		elsewhere("it came later", "", true)
 		b.cloud.set(func() {
 			i := tagged("")
 			i.Zone, i.Tags[cloud.TagPodUID], i.Tags[cloud.TagCell] = "z", "a pod", "another"

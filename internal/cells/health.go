@@ -98,7 +98,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 		if s.rules.CloudAPI || quiet < s.surveys.timeout(cell) {
 			continue
 		}
-		s.lostCells.lose(ctx, one.e, population, sign{
+		s.lostCells.end(ctx, one.e, population, sign{
 			cause: CauseLost,
 			// A tunnel that is heard shows that the link works. It does not speak against a kubelet that hangs.
 			why:        fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.surveys.whySilent(one.e)),

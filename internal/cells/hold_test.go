@@ -75,7 +75,7 @@ func TestALostCellEndsForItsSignUnlessItIsHeard(t *testing.T) {
 		"the cloud cannot start it":          {apiv1.Booting, true, long, cloud.ErrUnfit, true, false, true},
 	} {
 		b := newBench(t)
-		s := b.losing()
+		s := b.endingLost()
 		e := b.running("c")
 		if tc.phase == apiv1.Booting {
 			e = b.booting("d")
@@ -84,16 +84,16 @@ func TestALostCellEndsForItsSignUnlessItIsHeard(t *testing.T) {
 		launched.Template = b.recipe.template(launched.CloudInit())
 		e.current.Store(&launched)
 		heard := b.clock.Now().Add(tc.heard)
-		ends := s.lose(t.Context(), e, 1, sign{
+		ends := s.end(t.Context(), e, 1, sign{
 			cause: CauseLost, why: "why", sure: tc.sure, fault: tc.fault, heard: func() time.Time { return heard },
 		})
-		if why, _ := b.table.endingOf(e); ends != tc.ends || (why == "why") != tc.ends || len(b.said) != 1 {
+		if why, _ := b.table.ending(e); ends != tc.ends || (why == "why") != tc.ends || len(b.said) != 1 {
 			t.Errorf("%s: it ends %t for %q, said %v", name, ends, why, b.said)
 		}
 		if (len(b.marked) == 1) != tc.marked || (len(s.blockers.byKind) == 1) != tc.unfit {
 			t.Errorf("%s: marked %v, unfit are %d", name, b.marked, len(s.blockers.byKind))
 		}
-		if tc.ends && (!s.lose(t.Context(), e, 1, sign{}) || e.cause != CauseLost) {
+		if tc.ends && (!s.end(t.Context(), e, 1, sign{}) || e.cause != CauseLost) {
 			t.Errorf("%s: it is lost a second time, for %s", name, e.cause)
 		}
 	}
@@ -107,11 +107,11 @@ func TestAnEndIsUnrequestedOnlyOfACellThatWasLostWithItsPod(t *testing.T) {
 	} {
 		cell := bound
 		cell.Cause = cause
-		if got := endOf(&cell, "why").Ground; got != want {
+		if got := guardEnd(&cell, "why").Ground; got != want {
 			t.Errorf("%s: %d, want %d", cause, got, want)
 		}
 	}
-	if got := endOf(&Cell{Instance: &cloud.Instance{}, Cause: CauseLost}, "why").Ground; got != guard.Harmless {
+	if got := guardEnd(&Cell{Instance: &cloud.Instance{}, Cause: CauseLost}, "why").Ground; got != guard.Harmless {
 		t.Errorf("lost without a pod: %d", got)
 	}
 }

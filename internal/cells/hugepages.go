@@ -100,9 +100,9 @@ func (s *hugePages) whyMissing(cell *Cell, want HugePages, has int64) string {
 	for _, p := range cell.HugePages {
 		all += p.PageBytes * p.Pages
 	}
-	if room := cell.Room.MemoryBytes; room > 0 && all > room-s.reserved {
+	if measured := cell.Measured.MemoryBytes; measured > 0 && all > measured-s.reserved {
 		bytes := func(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
-		return events.MachineTooSmall(cell.Offering().String(), roomText(cell.Room), bytes(all)+" of huge pages", bytes(s.reserved))
+		return events.MachineTooSmall(cell.Offering().String(), resourcesText(cell.Measured), bytes(all)+" of huge pages", bytes(s.reserved))
 	}
 	return events.HugePagesMissing(want.Resource(), has, want.Pages)
 }

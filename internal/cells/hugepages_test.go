@@ -199,7 +199,7 @@ func TestAMachineWithoutTheMemoryForHugePagesIsSaidToBeTooSmall(t *testing.T) {
 		s.reserved = 1 << 20
 		cell := e.cell().clone()
 		if room > 0 {
-			cell.Room = catalog.Resources{MilliCPU: 1000, MemoryBytes: room}
+			cell.Measured = catalog.Resources{MilliCPU: 1000, MemoryBytes: room}
 		}
 		e.current.Store(&cell)
 		s.configuredWith(e, fourPages, []HugePages{{PageBytes: 2 << 20}})

@@ -157,7 +157,7 @@ func TestACellIsGivenUpThatCannotBeStarted(t *testing.T) {
 				t.Errorf("%s: after %d tries again after %s", name, n+1, again)
 			}
 		}
-		if why, _ := b.table.endingOf(e); (why != "") != tc.ends || len(b.marked) != tc.marked {
+		if why, _ := b.table.ending(e); (why != "") != tc.ends || len(b.marked) != tc.marked {
 			t.Errorf("%s: it ends for %q, marked %d times", name, why, len(b.marked))
 		}
 		if paused := !s.rights.breaker.since.IsZero(); paused != (name == "Kip has no right to any") {

@@ -127,7 +127,7 @@ func TestAMachineIsReadyOrTooSmall(t *testing.T) {
 		s := &readying{clock: b.clock, records: b.records, observers: b.observers, failures: b.failing(), reserved: 100}
 		e := b.booting("c")
 		sized := e.cell().clone()
-		sized.Room, sized.Needs = catalog.Resources{MemoryBytes: 1000}, catalog.Resources{MemoryBytes: tc.needs}
+		sized.Measured, sized.Needs = catalog.Resources{MemoryBytes: 1000}, catalog.Resources{MemoryBytes: tc.needs}
 		e.current.Store(&sized)
 		if _, err := s.prepare(t.Context(), e); err != nil || e.cell().Phase != tc.phase {
 			t.Errorf("a pod that needs %d of 900: its cell is %s (%v)", tc.needs, e.cell().Phase, err)

@@ -49,7 +49,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 				tc.cells[n].ID, tc.cells[n].Offerings = fmt.Sprint("cell-", n), []Offering{{InstanceType: "nano"}}
 				tc.cells[n].Launch = &Launch{ID: "launch-1", Index: n, Cells: len(tc.cells), Shared: true, NameTag: "prod"}
 			}
-			r, err := b.cells.launches.launching.intents.builder.request(tc.cells, pki.NewBatchSecret())
+			r, err := b.cells.launches.launching.intents.builder.launchRequest(tc.cells, pki.NewBatchSecret())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +62,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			for n := range tc.cells {
 				tc.cells[n].Launch.Shared = false
 			}
-			r, err = b.cells.launches.launching.intents.builder.request(tc.cells, pki.BatchSecret{})
+			r, err = b.cells.launches.launching.intents.builder.launchRequest(tc.cells, pki.BatchSecret{})
 			if err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
 				t.Errorf("%s: a machine has the tags %v, %v", what, r.TagsOf(0), err)
 			}
@@ -198,7 +198,7 @@ func TestTagsWaitUntilTheCloudShowsAllPartsOfAnInstance(t *testing.T) {
 	inBubble(t, share, nil, func(t *testing.T, b *bubble) {
 		b.requestFor("a", labels("team", "blue"))
 		b.later(time.Second)
-		b.later(longestPartsWait + time.Minute)
+		b.later(longestOwnedWait + time.Minute)
 		if tags := b.cloud.instances[b.instanceOf("a")].Tags; tags[cloud.TagPod] != "a" {
 			t.Errorf("where the cloud shows no root disk at all the instance has the tags %v", tags)
 		}

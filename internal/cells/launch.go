@@ -20,7 +20,7 @@ type launching struct {
 	resolving  *resolving  // has the cloud resolve what it is launched with
 	intents    *intents    // stores the call
 	sending    *sending    // sends it to the cloud
-	concluding *concluding // reads the answers
+	evaluating *evaluating // reads the answers
 	recording  *recording  // stores what has become of the cells
 }
 
@@ -109,12 +109,12 @@ func (s *launching) resume(ctx context.Context, l *launch, lost error) {
 // worked or not, the same token leads to the same instances; so cells that must end are launched all the same, to learn
 // what there is to terminate.
 func (s *launching) finish(ctx context.Context, l *launch) {
-	for tries := s.concluding.begin(l); ; {
+	for tries := s.evaluating.begin(l); ; {
 		answers := s.sending.send(ctx, l)
 		if ctx.Err() != nil {
 			return
 		}
-		if !s.settle(ctx, l, s.concluding.conclude(tries, answers)) || !s.loop.sleep(ctx, s.concluding.delay(tries)) {
+		if !s.settle(ctx, l, s.evaluating.evaluate(tries, answers)) || !s.loop.sleep(ctx, s.evaluating.delay(tries)) {
 			return
 		}
 	}

@@ -74,7 +74,7 @@ func (s *callBuilder) build(
 	for n := range cells {
 		cells[n].Launch.Labelled = labelled
 	}
-	if call.Request, err = s.request(cells, secret); err != nil {
+	if call.Request, err = s.launchRequest(cells, secret); err != nil {
 		return nil, call, err
 	}
 	call.Request.Resolved = resolved
@@ -84,9 +84,9 @@ func (s *callBuilder) build(
 	return cells, call, nil
 }
 
-// request returns what the cloud is asked for, to launch cells of one offering and with the same
+// launchRequest returns what the cloud is asked for, to launch cells of one offering and with the same
 // options. The secret is that of machines that share their user data.
-func (s *callBuilder) request(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
+func (s *callBuilder) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
 	first := cells[0]
 	r := cloud.LaunchRequest{Token: first.launchToken(s.owner), LaunchSpec: s.spec(first, first.Launch.NameTag)}
 	if first.Launch.Shared {

@@ -30,7 +30,7 @@ func (b *bench) launching() *launching {
 		},
 		intents:    intents,
 		sending:    &sending{clock: b.clock, calls: b.calls},
-		concluding: &concluding{loop: b.loop, answers: answers, events: b.events},
+		evaluating: &evaluating{loop: b.loop, answers: answers, events: b.events},
 		recording:  b.recording(),
 	}
 }
@@ -109,7 +109,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	s := b.launching()
 	group := b.grouped("c")
 	now := b.loop.clock.Now()
-	r := s.concluding.answers.rights
+	r := s.evaluating.answers.rights
 	r.breaker = rightsBreaker{breaker: breaker{until: now}, since: now.Add(-time.Hour)}
 	if wait := r.send(group[0]); wait != 0 {
 		t.Fatalf("the probe waits %v", wait)

@@ -61,7 +61,7 @@ func TestWhatTheListLacksIsLostAndWhatNoCellHasEndsInTime(t *testing.T) {
 		if !last.began.Equal(b.clock.Now()) || len(last.byID) != 2 {
 			t.Errorf("%s: the snapshot is of %s, with %d instances", tc.name, last.began, len(last.byID))
 		}
-		if why, cause := b.table.endingOf(gone); (why != "") != tc.lost || tc.lost && cause != CauseLost {
+		if why, cause := b.table.ending(gone); (why != "") != tc.lost || tc.lost && cause != CauseLost {
 			t.Errorf("%s: the cell without its instance ends for %q, %s", tc.name, why, cause)
 		}
 		if asked := b.terminations.byInstance["i-orphan"] != nil; asked != tc.orphan || b.found != 1 || len(b.terminations.byInstance) > 1 {
@@ -75,7 +75,7 @@ func TestWhatTheListLacksIsLostAndWhatNoCellHasEndsInTime(t *testing.T) {
 			t.Errorf("%s: a cell that waits for a list is not woken: %v", tc.name, woken)
 		}
 	}
-	if why, _ := b.table.endingOf(there); why != "" || there.cell().Phase != apiv1.Booting {
+	if why, _ := b.table.ending(there); why != "" || there.cell().Phase != apiv1.Booting {
 		t.Errorf("a cell that is listed ends for %q", why)
 	}
 }
@@ -106,7 +106,7 @@ func TestConsequencesWakeEndAndReport(t *testing.T) {
 	f := findings{absent: []absent{{cell: gone.cell(), due: true}}, newOrphans: 2, dueOrphans: []cloud.Instance{stray}}
 	seen := snapshot{ended: map[string]bool{"i-gone": true}}
 	s.described(t.Context(), seen, f, map[string]cloud.State{"i-gone": cloud.Gone}, map[string]error{"i-gone": cloud.ErrCapacity})
-	if _, cause := b.table.endingOf(gone); cause != CauseInterrupted || b.found != 2 || b.terminations.byInstance["i"] == nil {
+	if _, cause := b.table.ending(gone); cause != CauseInterrupted || b.found != 2 || b.terminations.byInstance["i"] == nil {
 		t.Errorf("its cell ends for %q, found %d, ends %v", cause, b.found, b.terminations.byInstance)
 	}
 	b.terminations.byInstance["i"].sending = false

@@ -35,11 +35,11 @@ type sign struct {
 	disruption string
 }
 
-// lose ends a cell that is lost, if the guard admits it. It reports whether the cell
+// end ends a cell that is lost, if the guard admits it. It reports whether the cell
 // ends. The cell may come back until the cloud has confirmed its end. Only then does
 // the pod get another.
-func (s *lostCells) lose(ctx context.Context, e *entry, population int, of sign) bool {
-	if why, _ := s.table.endingOf(e); why != "" {
+func (s *lostCells) end(ctx context.Context, e *entry, population int, of sign) bool {
+	if why, _ := s.table.ending(e); why != "" {
 		return true
 	}
 	cell := e.cell()

@@ -19,16 +19,16 @@ type lostInstances struct {
 	lostCells *lostCells
 }
 
-// lose ends those of the cells that are lost by what a snapshot shows, and by what the cloud said
+// endLost ends those of the cells that are lost by what a snapshot shows, and by what the cloud said
 // of the instances that it does not show.
-func (s *lostInstances) lose(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
+func (s *lostInstances) endLost(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
 	population := s.holds.population()
 	for _, a := range f.absent {
 		s.loop.queue.Add(a.cell.ID)
 	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			s.loseTo(ctx, s.table.find(a.cell.ID), population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
+			s.endBy(ctx, s.table.find(a.cell.ID), population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
 		}
 	}
 	for _, cell := range f.stopped {
@@ -37,17 +37,17 @@ func (s *lostInstances) lose(ctx context.Context, seen snapshot, f findings, sta
 		if fault := seen.byID[id].Fault; fault != nil {
 			stopped = sign{cause: causeOf(fault), why: fmt.Sprintf("the cloud has stopped instance %s: %v", id, fault), fault: fault}
 		}
-		s.loseTo(ctx, s.table.find(cell.ID), population, stopped)
+		s.endBy(ctx, s.table.find(cell.ID), population, stopped)
 	}
 }
 
 // tookBack is why a cell ends whose instance the cloud has announced to take.
 const tookBack = "the cloud took its instance back"
 
-// loseTakenBack ends a cell that runs a pod, and whose instance the cloud was to take by now.
-func (s *lostInstances) loseTakenBack(ctx context.Context, e *entry) {
+// endTakenBack ends a cell that runs a pod, and whose instance the cloud was to take by now.
+func (s *lostInstances) endTakenBack(ctx context.Context, e *entry) {
 	i := s.inventory.last().byID[e.cell().Instance.ID]
-	s.loseTo(ctx, e, s.holds.population(), sign{
+	s.endBy(ctx, e, s.holds.population(), sign{
 		cause: CauseInterrupted,
 		why:   tookBack,
 		sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
@@ -59,12 +59,12 @@ func (s *lostInstances) isHeard(e *entry) bool {
 	return e.connection().isHeard(s.loop.clock.Now())
 }
 
-// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard. One that is gone is nil.
-func (s *lostInstances) loseTo(ctx context.Context, e *entry, population int, of sign) {
+// endBy ends a cell for a sign that the cloud has given, unless the cell was heard. One that is gone is nil.
+func (s *lostInstances) endBy(ctx context.Context, e *entry, population int, of sign) {
 	if e != nil {
 		sure := of.sure
 		of.heard = func() time.Time { return s.listening.mayHaveHeard(e, sure) }
-		s.lostCells.lose(ctx, e, population, of)
+		s.lostCells.end(ctx, e, population, of)
 	}
 }
 

@@ -20,7 +20,7 @@ type matching struct {
 // fits reports whether a standby cell is as good for the request as a new one.
 func (s *matching) fits(r Request, cell *Cell) bool {
 	best, has := r.Offerings[0], cell.Offering()
-	if lacksRoom(cell.Room, r.Needs, s.recipe.reserved) {
+	if tooSmall(cell.Measured, r.Needs, s.recipe.reserved) {
 		return false
 	}
 	if r.Special || has.InstanceType != best.InstanceType || has.CapacityType() != best.CapacityType() || has.DiskBytes != best.DiskBytes {

@@ -66,7 +66,7 @@ func TestAStandbyCellFitsOnlyWhatALaunchWouldGive(t *testing.T) {
 	s := newBench(t).matching()
 	nano, micro := Offering{InstanceType: "nano"}, Offering{InstanceType: "micro"}
 	asks := Request{Offerings: []Offering{nano}}
-	sized := Cell{Offerings: []Offering{nano}, Room: catalog.Resources{MilliCPU: 1000, MemoryBytes: 1000}}
+	sized := Cell{Offerings: []Offering{nano}, Measured: catalog.Resources{MilliCPU: 1000, MemoryBytes: 1000}}
 	needs := func(memory int64) Request {
 		return Request{Offerings: []Offering{nano}, Needs: catalog.Resources{MilliCPU: 1, MemoryBytes: memory}}
 	}
@@ -149,7 +149,7 @@ func TestACellIsGivenToOnePodAndEndsIfThatIsNotStored(t *testing.T) {
 			e.current.Store(&booting)
 		}
 		got, err := s.give(t.Context(), e, r)
-		why, _ := b.table.endingOf(e)
+		why, _ := b.table.ending(e)
 		switch {
 		case !ready:
 			if err == nil || why == "" || b.table.ofPod(r.Pod.UID) != nil {

@@ -27,18 +27,18 @@ type Observer interface {
 	// CellTakenBack is told, once, of each spot cell whose instance the cloud announces to
 	// take back, bound or not. That a bound cell says so itself is not enough.
 	CellTakenBack(cell Cell)
-	// CellMeasured is told, once, of each cell whose Room is known.
+	// CellMeasured is told, once, of each cell whose machine is measured.
 	CellMeasured(cell Cell)
 	// OrphanFound is told of each instance that is seen without a cell for the
 	// first time.
 	OrphanFound()
 	// OrphanEnded is told of each call that ends such an instance, and of its error.
 	OrphanEnded(err error)
-	// PartLeft is told of each part that is seen for the first time without the
-	// instance that it was made for.
-	PartLeft()
-	// PartDeleted is told of each deletion of such a part, and of its error.
-	PartDeleted(err error)
+	// OwnedLeft is told of each resource, such as an address, that is seen for the first time without the
+	// instance that owns it.
+	OwnedLeft()
+	// OwnedDeleted is told of each deletion of such a resource, and of its error.
+	OwnedDeleted(err error)
 }
 
 // Unobserved is an Observer that does nothing.
@@ -54,8 +54,8 @@ func (Unobserved) CellTakenBack(Cell)                {}
 func (Unobserved) CellMeasured(Cell)                 {}
 func (Unobserved) OrphanFound()                      {}
 func (Unobserved) OrphanEnded(error)                 {}
-func (Unobserved) PartLeft()                         {}
-func (Unobserved) PartDeleted(error)                 {}
+func (Unobserved) OwnedLeft()                        {}
+func (Unobserved) OwnedDeleted(error)                {}
 
 // observers are told one after the other, in their order.
 type observers []Observer
@@ -110,15 +110,15 @@ func (all observers) OrphanEnded(err error) {
 	}
 }
 
-func (all observers) PartLeft() {
+func (all observers) OwnedLeft() {
 	for _, o := range all {
-		o.PartLeft()
+		o.OwnedLeft()
 	}
 }
 
-func (all observers) PartDeleted(err error) {
+func (all observers) OwnedDeleted(err error) {
 	for _, o := range all {
-		o.PartDeleted(err)
+		o.OwnedDeleted(err)
 	}
 }
 

@@ -28,8 +28,8 @@ func (o everything) CellTakenBack(c Cell)                  { o.note(o.name + " t
 func (o everything) CellMeasured(c Cell)                   { o.note(o.name + " measured " + c.ID) }
 func (o everything) OrphanFound()                          { o.note(o.name + " orphan found") }
 func (o everything) OrphanEnded(err error)                 { o.note(o.name + " orphan ended: " + err.Error()) }
-func (o everything) PartLeft()                             { o.note(o.name + " part left") }
-func (o everything) PartDeleted(err error)                 { o.note(o.name + " part deleted: " + err.Error()) }
+func (o everything) OwnedLeft()                            { o.note(o.name + " owned left") }
+func (o everything) OwnedDeleted(err error)                { o.note(o.name + " owned deleted: " + err.Error()) }
 
 func TestObserversAreToldEverythingInTheirOrder(t *testing.T) {
 	var told []string
@@ -48,8 +48,8 @@ func TestObserversAreToldEverythingInTheirOrder(t *testing.T) {
 		{"measured c", func() { all.CellMeasured(cell) }},
 		{"orphan found", func() { all.OrphanFound() }},
 		{"orphan ended: no", func() { all.OrphanEnded(errors.New("no")) }},
-		{"part left", func() { all.PartLeft() }},
-		{"part deleted: no", func() { all.PartDeleted(errors.New("no")) }},
+		{"owned left", func() { all.OwnedLeft() }},
+		{"owned deleted: no", func() { all.OwnedDeleted(errors.New("no")) }},
 	} {
 		told = nil
 		step.tell()

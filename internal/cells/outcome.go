@@ -71,12 +71,12 @@ var effects = map[verdict]effect{
 	isLaunched:   {become: (*recording).setLaunched},
 	isRefused:    {become: (*recording).refuse, mayBeShort: true},
 	isForbidden:  {become: (*recording).forbid},
-	isApart:      {become: (*recording).requestAnew},
-	isTooMany:    {become: (*recording).requestAnew},
-	isExpired:    {become: (*recording).requestAnew},
-	isUnfit:      {become: (*recording).requestAnew},
-	isStale:      {become: (*recording).requestStale},
-	isUnlabelled: {become: (*recording).requestWithoutLabels},
+	isApart:      {become: (*recording).launchAnew},
+	isTooMany:    {become: (*recording).launchAnew},
+	isExpired:    {become: (*recording).launchAnew},
+	isUnfit:      {become: (*recording).launchAnew},
+	isStale:      {become: (*recording).resolveAnew},
+	isUnlabelled: {become: (*recording).launchWithoutLabels},
 	isAbandoned:  {become: (*recording).abandon, mayBeShort: true},
 	isOpen:       {},
 	isUnwanted:   {keepsLaunch: true},
@@ -184,7 +184,7 @@ func (s *recording) refuse(cell *Cell, o *outcome, _ bool) (events.Event, error)
 // forbid has a cell requested again to whose launch Kip had no right.
 func (s *recording) forbid(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
 	cell.restoreLabels(o.answer.Err)
-	return s.requestAnew(cell, o, boosted)
+	return s.launchAnew(cell, o, boosted)
 }
 
 // nextOrEnd moves a cell that the cloud has surely not launched to its next offering,
@@ -222,29 +222,29 @@ func (s *recording) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 	return events.NewNextOffering(outOfCapacity, offering.String(), refusal, left[0].String()), cell.enter(apiv1.Requested)
 }
 
-// requestAnew has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
+// launchAnew has a cell requested again: Kip had no right to its launch, the cell is to be launched by itself, the secret of its
 // launch has expired, or the configuration does not fit, of which the next Resolve tells the pod.
-func (s *recording) requestAnew(cell *Cell, _ *outcome, _ bool) (events.Event, error) {
+func (s *recording) launchAnew(cell *Cell, _ *outcome, _ bool) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
 	return events.Event{}, cell.enter(apiv1.Requested)
 }
 
-// requestWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
-func (s *recording) requestWithoutLabels(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+// launchWithoutLabels has a cell requested again, to be launched without labels as tags. They are written afterwards.
+func (s *recording) launchWithoutLabels(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
 	cell.NoLabels = true
-	return s.requestAnew(cell, o, boosted)
+	return s.launchAnew(cell, o, boosted)
 }
 
-// requestStale has a cell requested again whose launch was resolved to what is not there any more. Where
+// resolveAnew has a cell requested again whose launch was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (s *recording) requestStale(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
+func (s *recording) resolveAnew(cell *Cell, o *outcome, boosted bool) (events.Event, error) {
 	err := o.answer.Err
 	if cell.Stale {
 		return s.nextOrEnd(cell, err)
 	}
 	cell.Stale = true
 	offering := cell.Offering()
-	_, failed := s.requestAnew(cell, o, boosted)
+	_, failed := s.launchAnew(cell, o, boosted)
 	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 

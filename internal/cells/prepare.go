@@ -29,7 +29,7 @@ type preparations struct {
 // end queues it.
 func (s preparations) prepare(ctx context.Context, e *entry) (progress, error) {
 	for _, p := range s.list {
-		if why, _ := s.table.endingOf(e); why != "" {
+		if why, _ := s.table.ending(e); why != "" {
 			return leave, nil
 		}
 		if got, err := p.prepare(ctx, e); err != nil || !got.isDone() {

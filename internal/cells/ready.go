@@ -24,14 +24,14 @@ var _ preparation = (*readying)(nil)
 // its pod: its kubelet would refuse the pod, or the kernel end it.
 func (s *readying) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	room, measured := cell.Room, false
-	if room.None() {
-		room = roomOf(e.api().Node(), cell.Offering())
-		measured = !room.None()
+	measured, isNew := cell.Measured, false
+	if measured.None() {
+		measured = measure(e.api().Node(), cell.Offering())
+		isNew = !measured.None()
 	}
-	short := lacksRoom(room, cell.Needs, s.reserved)
+	short := tooSmall(measured, cell.Needs, s.reserved)
 	err := s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Room = room
+		cell.Measured = measured
 		if short {
 			return nil
 		}
@@ -45,14 +45,14 @@ func (s *readying) prepare(ctx context.Context, e *entry) (progress, error) {
 	if err != nil {
 		return progress{}, err
 	}
-	if measured {
+	if isNew {
 		s.observers.CellMeasured(*e.cell())
 	}
 	if !short {
 		return done, nil
 	}
 	need := cell.Needs
-	why := events.MachineTooSmall(cell.Offering().String(), roomText(room), roomText(need),
+	why := events.MachineTooSmall(cell.Offering().String(), resourcesText(measured), resourcesText(need),
 		resource.NewQuantity(s.reserved, resource.BinarySI).String())
 	return leave, s.failures.endTooSmall(ctx, e, why)
 }

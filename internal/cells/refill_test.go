@@ -23,7 +23,7 @@ func TestAPoolIsFilledOnceAndItsSurplusEnds(t *testing.T) {
 		s.fill(t.Context())
 		ending := 0
 		for _, e := range b.table.all() {
-			if _, cause := b.table.endingOf(e); cause == CauseStandbyRetired {
+			if _, cause := b.table.ending(e); cause == CauseStandbyRetired {
 				ending++
 			}
 		}

@@ -19,7 +19,7 @@ type removals struct {
 func (s *removals) remove(ctx context.Context, e *entry, why string) error {
 	e.async.drop("")
 	s.connections.disconnect(e)
-	_, cause := s.table.endingOf(e)
+	_, cause := s.table.ending(e)
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, cause, CauseOther)
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())

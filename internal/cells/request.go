@@ -22,9 +22,9 @@ type Request struct {
 	// Seen is when Kip first saw the pod, and Created when it was created, by the API
 	// server's clock; zero where that is not known.
 	Seen, Created time.Time
-	// Arrived reports whether the pod came to its node after this process had listed the pods there, and
+	// NoEarlierCell reports whether the pod came to its node after this process had listed the pods there, and
 	// nothing had run it then: no other Kip can have launched a cell for it.
-	Arrived bool
+	NoEarlierCell bool
 	// Offerings come best first; there is at least one. The cell is launched by those that its namespace can pay.
 	Offerings []Offering
 	// RuledOut is why other types are none, for people.
@@ -94,7 +94,7 @@ func (s *requests) reserveLocked(r Request) *entry {
 	cell.give(r)
 	cell.step(apiv1.StepPlaced, s.clock.Now())
 	e := newEntry(cell, 0)
-	e.arrived = r.Arrived
+	e.noEarlierCell = r.NoEarlierCell
 	s.table.reserveLocked(e)
 	return e
 }

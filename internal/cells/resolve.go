@@ -36,7 +36,7 @@ func (s *resolving) resolve(ctx context.Context, l *launch) error {
 
 // outcomesOfFailure returns what has become of a group that could not be resolved.
 func (s *resolving) outcomesOfFailure(l *launch, failure error) []*outcome {
-	return s.unresolved.conclude(l.open(), failure)
+	return s.unresolved.outcomes(l.open(), failure)
 }
 
 // ask has the cloud resolve what a cell is launched with. The caller knows that it asks.

@@ -39,7 +39,7 @@ func (s *standbys) takeLocked(r Request) (*entry, error) {
 		return nil, nil
 	}
 	delete(s.table.standby, best.id)
-	best.pod, best.disks, best.arrived = r.Pod, r.Disks, r.Arrived
+	best.pod, best.disks, best.noEarlierCell = r.Pod, r.Disks, r.NoEarlierCell
 	s.table.reserveLocked(best)
 	s.matching.pools.noteTaken(best.cell().Standby)
 	return best, nil

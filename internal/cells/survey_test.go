@@ -91,7 +91,7 @@ func TestASilentCellIsReportedAndThenLost(t *testing.T) {
 		told := &silences{}
 		*b.observers = append(*b.observers, told)
 		s := &health{
-			loop: b.loop, observers: b.observers, surveys: b.surveys(), holds: b.holds, lostCells: b.losing(),
+			loop: b.loop, observers: b.observers, surveys: b.surveys(), holds: b.holds, lostCells: b.endingLost(),
 			refusals: &refusalReports{loop: b.loop, events: b.events, listening: &listening{}},
 			rules:    Health{CloudAPI: tc.cloudAPI},
 		}
@@ -103,7 +103,7 @@ func TestASilentCellIsReportedAndThenLost(t *testing.T) {
 			e.current.Store(&cell)
 		}
 		s.checkLeases(t.Context(), b.clock.Now(), nil)
-		if why, _ := b.table.endingOf(e); (why != "") != tc.lost || (len(told.all) == 1) != tc.reported {
+		if why, _ := b.table.ending(e); (why != "") != tc.lost || (len(told.all) == 1) != tc.reported {
 			t.Errorf("%s: it ends for %q, reported %v", name, why, told.all)
 		}
 	}

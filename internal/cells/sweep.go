@@ -97,7 +97,7 @@ func (s *sweeping) find(
 		since, again := before[p.ID]
 		if !again {
 			since = began
-			s.observers.PartLeft()
+			s.observers.OwnedLeft()
 		}
 		left[p.ID] = since
 		if began.Sub(since) >= orphanAge {
@@ -125,6 +125,6 @@ func (s *sweeping) delete(ctx context.Context, group []cloud.OwnedResource) {
 		} else {
 			log.Info("deleted what an instance has left")
 		}
-		s.observers.PartDeleted(results[n].Err)
+		s.observers.OwnedDeleted(results[n].Err)
 	}
 }

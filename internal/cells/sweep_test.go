@@ -84,13 +84,13 @@ func (s *sweeps) told() swept {
 	return s.swept
 }
 
-func (s *sweeps) PartLeft() {
+func (s *sweeps) OwnedLeft() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left++
 }
 
-func (s *sweeps) PartDeleted(err error) {
+func (s *sweeps) OwnedDeleted(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

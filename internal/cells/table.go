@@ -222,8 +222,8 @@ func (t *table) podsNamed(name cache.ObjectName) []types.UID {
 	return slices.Clone(t.named[name])
 }
 
-// endingOf returns why the cell must end, and the kind of that; "" if it need not.
-func (t *table) endingOf(e *entry) (why string, cause Cause) {
+// ending returns why the cell must end, and the kind of that; "" if it need not.
+func (t *table) ending(e *entry) (why string, cause Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return e.ending, e.cause

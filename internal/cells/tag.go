@@ -24,9 +24,9 @@ const (
 	// wholeTries is how often an instance is tagged only together with its parts: a cloud that refuses a part may only not
 	// know it yet. Each of the next tries tags the instance alone, if need be.
 	wholeTries = 2
-	// longestPartsWait is how long after its launch an instance is not tagged while the cloud does not show all of its parts.
+	// longestOwnedWait is how long after its launch an instance is not tagged while the cloud does not show all that it owns.
 	// No source says how long that takes. Kip rather tags the instance alone then than not at all.
-	longestPartsWait = 30 * time.Minute
+	longestOwnedWait = 30 * time.Minute
 )
 
 // tagging writes the tags that the launching call could not have.
@@ -52,10 +52,10 @@ type tagState struct {
 	parts []string      // what of the instance gets them, too
 }
 
-// lacksParts reports whether the tags of an instance have to wait for its parts. Kip tags both in one call: so the tags that an
+// lacksOwned reports whether the tags of an instance have to wait for what it owns. Kip tags both in one call: so the tags that an
 // instance has say that its parts have them, too.
-func lacksParts(i cloud.Instance, now time.Time) bool {
-	return i.OwnedLate && now.Before(i.Launched.Add(longestPartsWait))
+func lacksOwned(i cloud.Instance, now time.Time) bool {
+	return i.OwnedLate && now.Before(i.Launched.Add(longestOwnedWait))
 }
 
 // run writes tags until ctx ends.
@@ -87,7 +87,7 @@ func (s *tagging) tagUntagged(seen snapshot) {
 		case !there:
 		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
 			state.tries, state.wait = 0, 0
-		case lacksParts(i, now):
+		case lacksOwned(i, now):
 		case !state.writing && state.tries < mostTagTries && !now.Before(state.after):
 			s.tagSoonLocked(e, i.Owned, now)
 		}
@@ -170,7 +170,7 @@ func (s *tagging) tagGiven(e *entry) {
 	defer s.mu.Unlock()
 	state := s.tags.of(e)
 	state.tries, state.wait = 0, 0                      // they were of other tags
-	if there && !lacksParts(i, now) && !state.writing { // else the next snapshot shows what is missing
+	if there && !lacksOwned(i, now) && !state.writing { // else the next snapshot shows what is missing
 		s.tagSoonLocked(e, i.Owned, now)
 	}
 }

@@ -27,7 +27,7 @@ func (s *terminating) Step(ctx context.Context, e *entry) (progress, error) {
 	if cell.Instance == nil {
 		return s.abandoned.adoptOrRemove(ctx, e, seen)
 	}
-	t, again := s.terminations.terminate(endOf(cell, cell.Reason), e, seen)
+	t, again := s.terminations.terminate(guardEnd(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
 	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
 		if got, err := s.routes.unrouteGone(ctx, e); err != nil || !got.isDone() {

@@ -19,7 +19,7 @@ func TestEachInstanceIsTerminatedThatTheGuardAdmits(t *testing.T) {
 	b.cloud.set(func() { b.cloud.keep = map[string]error{"i-kept": errors.New("protected")} })
 	for _, id := range []string{"ended", "kept", "heard"} {
 		e := b.stored(Cell{ID: id, Pod: ref(id), Phase: apiv1.Terminating, Cause: CausePodEnded, Instance: &cloud.Instance{ID: "i-" + id}})
-		end := endOf(e.cell(), "why")
+		end := guardEnd(e.cell(), "why")
 		if id == "heard" {
 			end.Ground, end.LastHeartbeat = guard.Unrequested, b.clock.Now()
 		}

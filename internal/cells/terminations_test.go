@@ -47,7 +47,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 	s, _ := b.ending()
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "i"}})
 	ask := func() time.Duration {
-		_, again := b.terminations.terminate(endOf(e.cell(), ""), e, snapshot{})
+		_, again := b.terminations.terminate(guardEnd(e.cell(), ""), e, snapshot{})
 		return again
 	}
 	ask()

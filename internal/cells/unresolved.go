@@ -18,9 +18,9 @@ type unresolved struct {
 	retries  *resolveRetries
 }
 
-// conclude returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself.
+// outcomes returns what has become of a group whose launch could not be resolved. A definite no counts as one to the launch itself.
 // Anything else is tried again for as long as it takes: a cloud that does not answer is not short of this offering.
-func (s *unresolved) conclude(group []*entry, failure error) []*outcome {
+func (s *unresolved) outcomes(group []*entry, failure error) []*outcome {
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
 	as, waiting, refused := judge(results[0], false, false, false), []*entry(nil), group
 	if as == isOpen {

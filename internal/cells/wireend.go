@@ -9,8 +9,8 @@ type endSteps struct {
 	terminateCalls *terminateCalls
 	removals       *removals
 	terminating    *terminating
-	exclusion      *exclusion
-	exclusionWaits *exclusionWaits
+	duplicates     *duplicates
+	duplicateWaits *duplicateWaits
 	releases       *releases
 }
 
@@ -25,7 +25,7 @@ func newEndSteps(cfg Config, c core, s shared, l links) endSteps {
 		records:     c.records,
 		connections: l.connections,
 	}
-	exclusion := &exclusion{
+	duplicates := &duplicates{
 		table:      c.table,
 		generation: c.generation,
 		inventory:  c.inventory,
@@ -71,12 +71,12 @@ func newEndSteps(cfg Config, c core, s shared, l links) endSteps {
 			},
 			removals: removals,
 		},
-		exclusion: exclusion,
-		exclusionWaits: &exclusionWaits{
-			clock:     cfg.Clock,
-			events:    c.events,
-			listening: s.listening,
-			exclusion: exclusion,
+		duplicates: duplicates,
+		duplicateWaits: &duplicateWaits{
+			clock:      cfg.Clock,
+			events:     c.events,
+			listening:  s.listening,
+			duplicates: duplicates,
 		},
 		releases: releases,
 	}

@@ -47,7 +47,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep, e endSteps) launchSt
 				// First: asks nobody.
 				s.retries,
 				// Last: it is to hold when the cell is queued for its launch.
-				&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
+				&launchDuplicates{duplicateWaits: e.duplicateWaits, inventory: c.inventory},
 			}},
 		},
 		refilling: &refilling{
@@ -117,7 +117,7 @@ func newLaunching(cfg Config, c core, s shared, sizes *batchSizes) *launching {
 			clock: cfg.Clock,
 			calls: cfg.Calls,
 		},
-		concluding: &concluding{
+		evaluating: &evaluating{
 			loop:    c.loop,
 			answers: answers,
 			events:  c.events,

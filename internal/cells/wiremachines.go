@@ -74,9 +74,9 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 		waits:    s.waits,
 		preparations: preparations{table: c.table, list: []preparation{
 			// First: while another instance may run the pod, or the cell another pod, its kubelet must hear nothing.
-			&exclusiveBind{
+			&bindDuplicates{
 				generation:     c.generation,
-				exclusionWaits: e.exclusionWaits,
+				duplicateWaits: e.duplicateWaits,
 				inventory:      c.inventory,
 			},
 			// Before all that needs a running machine.

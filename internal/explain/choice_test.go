@@ -53,7 +53,7 @@ func (*requests) ReleaseUnbound(types.UID, string) bool                   { retu
 func (*requests) Affords(context.Context, cells.Request) error            { return nil }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
 func (*requests) Behind() (string, bool)                                  { return "", true }
-func (*requests) EndElsewhere(types.UID, time.Time, bool) (string, bool) {
+func (*requests) EndDuplicates(types.UID, time.Time, bool) (string, bool) {
 	return "", true
 }
 func (r *requests) List() []cells.Cell {

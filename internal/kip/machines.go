@@ -62,7 +62,7 @@ func runsPod(cell cells.Cell) bool { return cell.Pod.UID != "" && cell.Phase == 
 // that, what its type promises, without the cell's own part.
 func (m *machines) machine(cell cells.Cell) admission.Machine {
 	offering := cell.Offering()
-	room := cmp.Or(cell.Room, catalog.Resources{MilliCPU: offering.MilliCPU, MemoryBytes: offering.MemoryBytes})
+	room := cmp.Or(cell.Measured, catalog.Resources{MilliCPU: offering.MilliCPU, MemoryBytes: offering.MemoryBytes})
 	return admission.Machine{
 		Type:        offering.InstanceType,
 		MilliCPU:    room.MilliCPU,

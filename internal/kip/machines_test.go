@@ -26,7 +26,7 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 		put := func(id string, pod types.UID, phase apiv1.Phase, room catalog.Resources) {
 			t.Helper()
 			if _, err := own.Put(ctx, "cells/"+id, cells.Cell{
-				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Room: room,
+				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Measured: room,
 				Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
 			}, 0); err != nil {
 				t.Fatal(err)

@@ -21,7 +21,7 @@ type learning struct {
 var _ cells.Observer = learning{}
 
 func (l learning) CellMeasured(c cells.Cell) {
-	l.types.Learn(c.Offering().InstanceType, imageName(c.Options), c.Room)
+	l.types.Learn(c.Offering().InstanceType, imageName(c.Options), c.Measured)
 }
 
 func (l learning) CellTakenBack(c cells.Cell) {

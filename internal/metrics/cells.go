@@ -252,12 +252,12 @@ func (m *Metrics) OrphanEnded(err error) {
 	m.Sweep(SweepTerminated, 1)
 }
 
-// PartLeft tells of a part that an instance has left.
-func (m *Metrics) PartLeft() { m.sweepParts.WithLabelValues(partLeft).Inc() }
+// OwnedLeft counts a resource that an instance has left.
+func (m *Metrics) OwnedLeft() { m.sweepParts.WithLabelValues(partLeft).Inc() }
 
-// PartDeleted tells that the deletion of such a part was asked for; err is what the
+// OwnedDeleted counts that the deletion of such a resource was asked for; err is what the
 // cloud answered.
-func (m *Metrics) PartDeleted(err error) {
+func (m *Metrics) OwnedDeleted(err error) {
 	if err != nil {
 		m.sweepParts.WithLabelValues(partFailed).Inc()
 		return

@@ -603,10 +603,10 @@ func TestStoreWritesAndSweeps(t *testing.T) {
 	f.OrphanEnded(nil)
 	f.OrphanEnded(errors.New("no"))
 	f.want(t, "kip_sweep_instances_total", map[string]string{"result=orphan": "3", "result=terminated": "2", "result=failed": "1"})
-	f.PartLeft()
-	f.PartLeft()
-	f.PartDeleted(nil)
-	f.PartDeleted(errors.New("no"))
+	f.OwnedLeft()
+	f.OwnedLeft()
+	f.OwnedDeleted(nil)
+	f.OwnedDeleted(errors.New("no"))
 	f.want(t, "kip_sweep_parts_total", map[string]string{"result=left": "2", "result=deleted": "1", "result=failed": "1"})
 }
 

@@ -49,7 +49,7 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		h.want(tc.name, h.events, tc.events...)
 		h.want(tc.name, h.cells.requests)
 		if slices.Contains(h.cells.asked, true) {
-			t.Errorf("%s: it is asked of a pod that arrived", tc.name)
+			t.Errorf("%s: it is asked of a pod without an earlier cell", tc.name)
 		}
 		now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
 		if err != nil || now.Status.Phase == corev1.PodFailed {
@@ -93,8 +93,8 @@ func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T)
 			h.put(now)
 		}
 		h.must("a")
-		if !slices.Equal(h.cells.arrived, []bool{tc.want}) {
-			t.Errorf("%s: the requests say that it arrived: %v, want %t", tc.name, h.cells.arrived, tc.want)
+		if !slices.Equal(h.cells.noEarlierCell, []bool{tc.want}) {
+			t.Errorf("%s: the requests say that it has no earlier cell: %v, want %t", tc.name, h.cells.noEarlierCell, tc.want)
 		}
 		delete(h.cells.cells, tc.pod.UID)
 		deleted := tc.pod.DeepCopy()
@@ -105,7 +105,7 @@ func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T)
 		h.put(deleted)
 		h.must("a")
 		if !slices.Equal(h.cells.asked, []bool{tc.want}) {
-			t.Errorf("%s: when it is deleted, EndElsewhere hears that it arrived: %v, want %t", tc.name, h.cells.asked, tc.want)
+			t.Errorf("%s: when it is deleted, EndDuplicates hears that it has no earlier cell: %v, want %t", tc.name, h.cells.asked, tc.want)
 		}
 	}
 }
@@ -138,18 +138,18 @@ func TestTheInformerSaysWhichPodsCameLater(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	later.Add(pod("later"))
-	arrived := map[types.UID]bool{}
+	came := map[types.UID]bool{}
 	for range 2 {
 		name, _ := c.core.loop.queue.Get()
 		c.core.loop.queue.Done(name)
 		c.core.registry.mu.Lock()
 		for uid, p := range c.core.history.of {
-			arrived[uid] = p.arrived
+			came[uid] = p.cameLater
 		}
 		c.core.registry.mu.Unlock()
 	}
-	if want := map[types.UID]bool{"uid-later": true}; !maps.Equal(arrived, want) {
-		t.Errorf("these arrived: %v, want %v", arrived, want)
+	if want := map[types.UID]bool{"uid-later": true}; !maps.Equal(came, want) {
+		t.Errorf("these came later: %v, want %v", came, want)
 	}
 }
 

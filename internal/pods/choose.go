@@ -132,7 +132,7 @@ func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, c choice, se
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	r, err := s.policy.request(pod, chosen, c.volumes)
+	r, err := s.policy.newRequest(pod, chosen, c.volumes)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}

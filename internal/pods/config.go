@@ -139,10 +139,10 @@ type Cells interface {
 	// Affords returns an error where the pod's namespace could pay none of the offerings, were its cell gone.
 	Affords(ctx context.Context, r cells.Request) error
 	// Behind returns why a pod without a cell may run on one that this Kip does not know of;
-	// "" if it does not. EndElsewhere ends what may run a pod besides the cell that it may have, and
-	// says why that is not certain yet; arrived says whether the pod did.
+	// "" if it does not. EndDuplicates ends what may run a pod besides the cell that it may have, and
+	// says why that is not certain yet; noEarlierCell is as in cells.Request.
 	Behind() (why string, sure bool)
-	EndElsewhere(uid types.UID, created time.Time, arrived bool) (why string, sure bool)
+	EndDuplicates(uid types.UID, created time.Time, noEarlierCell bool) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	ReleaseFailed(uid types.UID, why string, keep time.Duration, most int)
 	// ReleaseVanished returns false while the end is held back.

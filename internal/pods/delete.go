@@ -22,13 +22,13 @@ const overdue = time.Minute
 
 // deleting sees deleted pods out.
 type deleting struct {
-	cells     Cells
-	api       *apiServer
-	exclusion *exclusion
-	events    cells.Recorder
-	clock     clock.PassiveClock
-	graces    *notes[grace]
-	beside    *besides
+	cells      Cells
+	api        *apiServer
+	duplicates *duplicates
+	events     cells.Recorder
+	clock      clock.PassiveClock
+	graces     *notes[grace]
+	beside     *besides
 }
 
 // grace is the end of a deleted pod's grace period.
@@ -57,7 +57,7 @@ func (s *deleting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, er
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
 	if apiv1.WithoutMachine(pod) == nil { // nothing has ever run one
-		if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
+		if wait := s.duplicates.waitsForEnd(pod); wait > 0 {
 			return wait, nil
 		}
 	}

@@ -15,7 +15,7 @@
 //	request.go    requests a cell: choose.go chooses for it, requestpolicy.go makes the request, as grants.go allow
 //
 // A pod that gets no cell waits (wait.go): for its volumes (volumes.go), or for capacity, for which it may
-// leave its node (leave.go, departures.go). exclusion.go sees that nothing else runs it, and fail.go fails it.
+// leave its node (leave.go, departures.go). duplicates.go sees that nothing else runs it, and fail.go fails it.
 // pending.go bounds how long it waits.
 //
 // All of them stand on a loop, which has the queue, and a registry, which knows the pods. Each part notes there

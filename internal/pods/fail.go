@@ -25,10 +25,10 @@ type failure struct {
 
 // failing fails pods that are to have no cell any more.
 type failing struct {
-	api       *apiServer
-	exclusion *exclusion
-	events    cells.Recorder
-	clock     clock.PassiveClock
+	api        *apiServer
+	duplicates *duplicates
+	events     cells.Recorder
+	clock      clock.PassiveClock
 	// maxAttempts is how many cells in a row may fail; 0 for no bound.
 	maxAttempts int
 }
@@ -49,7 +49,7 @@ func (s *failing) hopeless(pod *corev1.Pod, is asked) (why failure, hopeless boo
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
 // does so at once.
 func (s *failing) giveUp(ctx context.Context, pod *corev1.Pod, why failure) (time.Duration, error) {
-	if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
+	if wait := s.duplicates.waitsForEnd(pod); wait > 0 {
 		return wait, nil
 	}
 	if err := s.api.leads(ctx); err != nil {

@@ -28,22 +28,22 @@ import (
 
 // modelCells is what package cells promises, without machines.
 type modelCells struct {
-	mu           sync.Mutex
-	cells        map[types.UID]cells.Cell
-	requests     []string
-	disks        []cells.Disk   // of the last request
-	plugins      []cells.Plugin // likewise
-	gpus         int64
-	accelerators map[corev1.ResourceName]int64
-	refuse       error // of a request
-	released     []string
-	behind       string // what Behind says
-	unsure       bool   // and that it is not sure
-	other        string // what may run a pod besides
-	asked        []bool // whether each that EndElsewhere was asked of arrived
-	arrived      []bool // whether each that was requested for did
-	holds        bool   // the end of those that vanish
-	beyond       string // the type that a budget does not allow
+	mu            sync.Mutex
+	cells         map[types.UID]cells.Cell
+	requests      []string
+	disks         []cells.Disk   // of the last request
+	plugins       []cells.Plugin // likewise
+	gpus          int64
+	accelerators  map[corev1.ResourceName]int64
+	refuse        error // of a request
+	released      []string
+	behind        string // what Behind says
+	unsure        bool   // and that it is not sure
+	other         string // what may run a pod besides
+	asked         []bool // whether each that EndDuplicates was asked of has no earlier cell
+	noEarlierCell []bool // whether each that was requested for has none
+	holds         bool   // the end of those that vanish
+	beyond        string // the type that a budget does not allow
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -52,8 +52,8 @@ func (m *modelCells) Behind() (string, bool) {
 	return m.behind, !m.unsure
 }
 
-func (m *modelCells) EndElsewhere(_ types.UID, _ time.Time, arrived bool) (string, bool) {
-	m.asked = append(m.asked, arrived)
+func (m *modelCells) EndDuplicates(_ types.UID, _ time.Time, noEarlierCell bool) (string, bool) {
+	m.asked = append(m.asked, noEarlierCell)
 	why, sure := m.Behind()
 	return cmp.Or(why, m.other), sure
 }
@@ -74,7 +74,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		return cells.Cell{}, &cells.BudgetError{Offering: first}
 	}
 	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
-	m.arrived = append(m.arrived, r.Arrived)
+	m.noEarlierCell = append(m.noEarlierCell, r.NoEarlierCell)
 	cell := cells.Cell{
 		ID:        fmt.Sprintf("cell-%d", len(m.requests)),
 		Pod:       pod,

@@ -10,12 +10,12 @@ import (
 
 // past is what a pod's earlier cells have shown.
 type past struct {
-	attempts int    // cells that were requested
-	failures int    // cells in a row that were launched and not ready, or refused for what the pod asks
-	refusal  string // why the last of them was refused; "" if it was launched
-	ran      bool   // a kubelet has had the pod
-	arrived  bool   // it came after its node's pods were listed, and no kubelet had had it then
-	lacked   lacked // what the machine of its last cell that was too small had not
+	attempts  int    // cells that were requested
+	failures  int    // cells in a row that were launched and not ready, or refused for what the pod asks
+	refusal   string // why the last of them was refused; "" if it was launched
+	ran       bool   // a kubelet has had the pod
+	cameLater bool   // it came after its node's pods were listed, and no kubelet had had it then
+	lacked    lacked // what the machine of its last cell that was too small had not
 }
 
 // lacked is what a pod needs more than its own, since a machine was too small for it: at least what that had less than its type promises.
@@ -40,7 +40,7 @@ func (h *history) cellGone(cell cells.Cell) {
 			p.ran, p.failures = true, 0
 		case cell.Cause == cells.CauseTooSmall:
 			promised := catalog.Resources{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
-			p.lacked = lacked{Resources: promised.Sub(cell.Room), why: cell.Reason}
+			p.lacked = lacked{Resources: promised.Sub(cell.Measured), why: cell.Reason}
 			if len(cell.HugePages) > 0 { // it may have had the memory, not in one piece: more than was promised is asked for
 				p.lacked.MemoryBytes = max(p.lacked.MemoryBytes, promised.MemoryBytes-cell.Needs.MemoryBytes+1)
 			}

@@ -21,13 +21,13 @@ const (
 
 // leaving evicts pods from nodes that have no capacity for them.
 type leaving struct {
-	nodes     Nodes
-	choosing  *choosing
-	exclusion *exclusion
-	evicting  *evicting
-	waits     *waits
-	returns   *returns
-	clock     clock.PassiveClock
+	nodes      Nodes
+	choosing   *choosing
+	duplicates *duplicates
+	evicting   *evicting
+	waits      *waits
+	returns    *returns
+	clock      clock.PassiveClock
 }
 
 // leaveNode evicts a pod for which its node has had no capacity for a while, whatever it has
@@ -56,7 +56,7 @@ func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Dura
 		s.evicting.reportOnce(pod, noCapacity, stays, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
 		return most, nil
 	}
-	if why, sure := s.exclusion.endElsewhere(pod); why != "" {
+	if why, sure := s.duplicates.end(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
 	e := eviction{

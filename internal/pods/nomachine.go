@@ -26,14 +26,14 @@ const readyAgain = time.Second
 
 // standing has pods of DaemonSets stand without a machine.
 type standing struct {
-	grants    Grants
-	beside    *besides
-	exclusion *exclusion
-	waits     *waits
-	api       *apiServer
-	events    cells.Recorder
-	clock     clock.PassiveClock
-	stood     *notes[time.Time] // when Kip last wrote the status of each as that of a pod without a machine
+	grants     Grants
+	beside     *besides
+	duplicates *duplicates
+	waits      *waits
+	api        *apiServer
+	events     cells.Recorder
+	clock      clock.PassiveClock
+	stood      *notes[time.Time] // when Kip last wrote the status of each as that of a pod without a machine
 }
 
 // noMachine reports whether a pod of a DaemonSet is to have no cell, and says why. A pod that has been told so stays as it is
@@ -83,7 +83,7 @@ func (s *standing) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
 func (s *standing) stand(ctx context.Context, pod *corev1.Pod, why events.Event) (time.Duration, error) {
 	first := apiv1.WithoutMachine(pod) == nil
 	if first {
-		if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
+		if wait := s.duplicates.waitsForEnd(pod); wait > 0 {
 			return wait, nil
 		}
 	}

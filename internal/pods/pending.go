@@ -16,13 +16,13 @@ import (
 
 // bounding fails pods that have waited for a running cell for as long as they say at most.
 type bounding struct {
-	cells     Cells
-	choosing  *choosing
-	exclusion *exclusion
-	failing   *failing
-	waits     *waits
-	history   *history
-	clock     clock.PassiveClock
+	cells      Cells
+	choosing   *choosing
+	duplicates *duplicates
+	failing    *failing
+	waits      *waits
+	history    *history
+	clock      clock.PassiveClock
 }
 
 // left returns how long a pod may still wait, zero or less if that is over; false if it may wait for ever, or has run. It counts from
@@ -86,7 +86,7 @@ func (s *bounding) leftToBoot(left time.Duration, cell cells.Cell) time.Duration
 func (s *bounding) giveUp(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	why := s.missed(ctx, pod, cells.Cell{})
 	// It may run on a cell that this Kip does not know of, whatever is known of the pod.
-	if wait := s.exclusion.waitsForStore(pod, true); wait > 0 {
+	if wait := s.duplicates.waitsForStore(pod, true); wait > 0 {
 		return wait, nil
 	}
 	return s.failing.giveUp(ctx, pod, why)

@@ -41,24 +41,24 @@ func (s *requesting) Step(ctx context.Context, pod *corev1.Pod) (again time.Dura
 
 // asking finds out whether a pod may ask for a cell.
 type asking struct {
-	exclusion *exclusion
-	failing   *failing
-	waits     *waits
-	history   *history
-	paused    *pause
-	clock     clock.PassiveClock
+	duplicates *duplicates
+	failing    *failing
+	waits      *waits
+	history    *history
+	paused     *pause
+	clock      clock.PassiveClock
 }
 
 // asked is what is known of a pod that asks for a cell.
 type asked struct {
-	now      time.Time // when it asks
-	attempt  int       // which cell in a row this would be
-	seen     time.Time
-	until    time.Time // it waits that long
-	failures int
-	refusal  string
-	ran      bool // a kubelet has had it, or may have
-	arrived  bool // as in cells.Request
+	now           time.Time // when it asks
+	attempt       int       // which cell in a row this would be
+	seen          time.Time
+	until         time.Time // it waits that long
+	failures      int
+	refusal       string
+	ran           bool // a kubelet has had it, or may have
+	noEarlierCell bool // as in cells.Request
 }
 
 // ask returns what is known of a pod that may ask for a cell; nil if something keeps it from one, and then after how long to look again.
@@ -67,7 +67,7 @@ func (s *asking) ask(ctx context.Context, pod *corev1.Pod) (is *asked, again tim
 		return nil, 0, nil
 	}
 	// First: it may run on a cell that this Kip does not know of.
-	if wait := s.exclusion.waitsForStore(pod, is.ran); wait > 0 {
+	if wait := s.duplicates.waitsForStore(pod, is.ran); wait > 0 {
 		return nil, wait, nil
 	}
 	if why, hopeless := s.failing.hopeless(pod, *is); hopeless {
@@ -84,7 +84,7 @@ func (s *asking) ask(ctx context.Context, pod *corev1.Pod) (is *asked, again tim
 	if !is.ran {
 		return is, 0, nil
 	}
-	switch changed, err := s.exclusion.changedSince(ctx, pod); {
+	switch changed, err := s.duplicates.changedSince(ctx, pod); {
 	case err != nil:
 		s.waits.report(pod, otherCause, events.NewCellNotRequested(err), err.Error(), time.Time{})
 		return nil, 0, err
@@ -110,14 +110,14 @@ func (s *asking) recall(pod *corev1.Pod) *asked {
 	}
 	w.generation, w.annotations = pod.Generation, pod.Annotations
 	return &asked{
-		now:      now,
-		attempt:  p.attempts + 1,
-		seen:     s.waits.registry.seen[pod.UID],
-		until:    w.until,
-		failures: p.failures,
-		refusal:  p.refusal,
-		ran:      p.ran || started(pod),
-		arrived:  p.arrived && !p.ran && !started(pod),
+		now:           now,
+		attempt:       p.attempts + 1,
+		seen:          s.waits.registry.seen[pod.UID],
+		until:         w.until,
+		failures:      p.failures,
+		refusal:       p.refusal,
+		ran:           p.ran || started(pod),
+		noEarlierCell: p.cameLater && !p.ran && !started(pod),
 	}
 }
 
@@ -138,10 +138,10 @@ func (s *placing) place(ctx context.Context, pod *corev1.Pod, is asked) (time.Du
 	if err != nil {
 		return s.unplaced.waitsForChoice(ctx, pod, err, is.now)
 	}
-	cell, err := s.request(ctx, c, is)
+	cell, err := s.requestCell(ctx, c, is)
 	if alone, less := s.choosing.withoutSets(ctx, pod, c, err); less {
 		c = alone
-		cell, err = s.request(ctx, c, is)
+		cell, err = s.requestCell(ctx, c, is)
 	}
 	if err != nil {
 		return s.unplaced.waitsForCell(pod, err, is.now)
@@ -153,10 +153,10 @@ func (s *placing) place(ctx context.Context, pod *corev1.Pod, is asked) (time.Du
 	return 0, nil
 }
 
-// request requests a cell by what was chosen.
-func (s *placing) request(ctx context.Context, c choice, is asked) (cells.Cell, error) {
+// requestCell requests a cell by what was chosen.
+func (s *placing) requestCell(ctx context.Context, c choice, is asked) (cells.Cell, error) {
 	r := c.Request
-	r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
+	r.Attempt, r.Seen, r.NoEarlierCell = is.attempt, is.seen, is.noEarlierCell
 	return s.cells.Request(ctx, r)
 }
 

@@ -27,9 +27,9 @@ func (p *requestPolicy) allows(namespace string, asked placement.Annotations) er
 	return p.grants.Check(namespace, asked)
 }
 
-// request returns what is requested for a pod without regard to its annotations: of what was chosen for it, the offerings that its
+// newRequest returns what is requested for a pod without regard to its annotations: of what was chosen for it, the offerings that its
 // namespace is granted. The error is a *NotGrantedError.
-func (p *requestPolicy) request(pod *corev1.Pod, chosen placement.Chosen, needs volumes.Needs) (cells.Request, error) {
+func (p *requestPolicy) newRequest(pod *corev1.Pod, chosen placement.Chosen, needs volumes.Needs) (cells.Request, error) {
 	offerings, err := p.grants.granted(pod.Namespace, chosen.Offerings)
 	if err != nil {
 		return cells.Request{}, err

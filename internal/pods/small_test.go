@@ -53,7 +53,7 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 			t.Errorf("cell %d is to have %+v, %v", n, r.Needs, err)
 		}
 		cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it was small"
-		cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
+		cell.Measured = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 		if n > 0 {
 			cell.Cause, cell.Reason = cells.CauseInterrupted, "gone"
 		}
@@ -94,7 +94,7 @@ func TestAPodWhoseMachineHadTooFewHugePagesGetsALargerOne(t *testing.T) {
 	if err != nil || !has || cell.Offering().InstanceType != "small" || r.Needs.MemoryBytes != 3*gib || len(r.HugePages) != 1 {
 		t.Fatalf("it has %+v (%t), of %+v, %v", cell.Offering(), has, r, err)
 	}
-	cell.Needs, cell.HugePages, cell.Room = r.Needs, r.HugePages, catalog.Resources{MilliCPU: 2000, MemoryBytes: 8 * gib}
+	cell.Needs, cell.HugePages, cell.Measured = r.Needs, r.HugePages, catalog.Resources{MilliCPU: 2000, MemoryBytes: 8 * gib}
 	cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it found 3 of 4"
 	h.cells.gone("uid-a")
 	h.c.CellChanged(cell)
@@ -146,7 +146,7 @@ func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *test
 	h.must("a")
 	cell, _ := h.cells.ForPod("uid-a")
 	cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it was small"
-	cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
+	cell.Measured = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 	h.cells.gone("uid-a")
 	h.c.CellChanged(cell)
 	h.clock.Step(time.Minute)

@@ -50,7 +50,7 @@ func (s *watching) enqueue(obj any) {
 // Kip before this one can have launched a cell for it.
 func (s *watching) added(obj any, isInInitialList bool) {
 	if pod, ok := obj.(*corev1.Pod); ok && !isInInitialList && pod.Status.StartTime == nil && !started(pod) {
-		s.history.note(apiv1.Ref(pod), func(p *past) { p.arrived = true })
+		s.history.note(apiv1.Ref(pod), func(p *past) { p.cameLater = true })
 	}
 	s.enqueue(obj)
 }

@@ -11,14 +11,14 @@ import (
 
 // core is what all steps stand on: the loop, the pods, and why they wait.
 type core struct {
-	loop      *loop
-	registry  *registry
-	api       *apiServer
-	history   *history
-	waits     *waits
-	exclusion *exclusion
-	beside    *besides
-	paused    *pause
+	loop       *loop
+	registry   *registry
+	api        *apiServer
+	history    *history
+	waits      *waits
+	duplicates *duplicates
+	beside     *besides
+	paused     *pause
 }
 
 func newCore(cfg Config) core {
@@ -27,12 +27,12 @@ func newCore(cfg Config) core {
 	history := &history{newNotes[past](registry)}
 	waits := newWaits(registry, cfg.Events)
 	return core{
-		loop:      newLoop(cfg),
-		registry:  registry,
-		api:       api,
-		history:   history,
-		waits:     waits,
-		exclusion: &exclusion{cells: cfg.Cells, api: api, history: history, waits: waits},
+		loop:       newLoop(cfg),
+		registry:   registry,
+		api:        api,
+		history:    history,
+		waits:      waits,
+		duplicates: &duplicates{cells: cfg.Cells, api: api, history: history, waits: waits},
 		beside: &besides{
 			rules:    cfg.DaemonSets,
 			copies:   cfg.Copies,
@@ -76,7 +76,7 @@ func newShared(cfg Config, c core) shared {
 		},
 		failing: &failing{
 			api:         c.api,
-			exclusion:   c.exclusion,
+			duplicates:  c.duplicates,
 			events:      cfg.Events,
 			clock:       cfg.Clock,
 			maxAttempts: cfg.MaxAttempts,
@@ -112,13 +112,13 @@ func newEnds(cfg Config, c core) ends {
 		},
 		releasing: releasing,
 		deleting: &deleting{
-			cells:     cfg.Cells,
-			api:       c.api,
-			exclusion: c.exclusion,
-			events:    cfg.Events,
-			clock:     cfg.Clock,
-			graces:    newNotes[grace](c.registry),
-			beside:    c.beside,
+			cells:      cfg.Cells,
+			api:        c.api,
+			duplicates: c.duplicates,
+			events:     cfg.Events,
+			clock:      cfg.Clock,
+			graces:     newNotes[grace](c.registry),
+			beside:     c.beside,
 		},
 		completing: &completing{
 			cells:  cfg.Cells,
@@ -199,24 +199,24 @@ func newRequests(cfg Config, c core, s shared) requests {
 	}
 	volumes := &volumeWaits{loop: c.loop, waits: c.waits, random: cfg.Random, clock: cfg.Clock}
 	bounding := &bounding{
-		cells:     cfg.Cells,
-		choosing:  s.choosing,
-		exclusion: c.exclusion,
-		failing:   s.failing,
-		waits:     c.waits,
-		history:   c.history,
-		clock:     cfg.Clock,
+		cells:      cfg.Cells,
+		choosing:   s.choosing,
+		duplicates: c.duplicates,
+		failing:    s.failing,
+		waits:      c.waits,
+		history:    c.history,
+		clock:      cfg.Clock,
 	}
 	return requests{
 		standing: &standing{
-			grants:    cfg.Grants,
-			beside:    c.beside,
-			exclusion: c.exclusion,
-			waits:     c.waits,
-			api:       c.api,
-			events:    cfg.Events,
-			clock:     cfg.Clock,
-			stood:     newNotes[time.Time](c.registry),
+			grants:     cfg.Grants,
+			beside:     c.beside,
+			duplicates: c.duplicates,
+			waits:      c.waits,
+			api:        c.api,
+			events:     cfg.Events,
+			clock:      cfg.Clock,
+			stood:      newNotes[time.Time](c.registry),
 		},
 		requesting: newRequesting(cfg, c, s, bounding, volumes, returns),
 		bounding:   bounding,
@@ -230,12 +230,12 @@ func newRequesting(cfg Config, c core, s shared, b *bounding, v *volumeWaits, r 
 	return &requesting{
 		bounding: b,
 		asking: &asking{
-			exclusion: c.exclusion,
-			failing:   s.failing,
-			waits:     c.waits,
-			history:   c.history,
-			paused:    c.paused,
-			clock:     cfg.Clock,
+			duplicates: c.duplicates,
+			failing:    s.failing,
+			waits:      c.waits,
+			history:    c.history,
+			paused:     c.paused,
+			clock:      cfg.Clock,
 		},
 		placing: &placing{
 			cells:    cfg.Cells,
@@ -245,13 +245,13 @@ func newRequesting(cfg Config, c core, s shared, b *bounding, v *volumeWaits, r 
 				waits:   c.waits,
 				volumes: v,
 				leaving: &leaving{
-					nodes:     cfg.Nodes,
-					choosing:  s.choosing,
-					exclusion: c.exclusion,
-					evicting:  s.evicting,
-					waits:     c.waits,
-					returns:   r,
-					clock:     cfg.Clock,
+					nodes:      cfg.Nodes,
+					choosing:   s.choosing,
+					duplicates: c.duplicates,
+					evicting:   s.evicting,
+					waits:      c.waits,
+					returns:    r,
+					clock:      cfg.Clock,
 				},
 				random: cfg.Random,
 			},

@@ -31,7 +31,7 @@ type measured struct {
 func (m *measured) CellMeasured(c Cell) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = append(m.all, fmt.Sprintf("%s %d %dMi", c.Offering().InstanceType, c.Room.MilliCPU, c.Room.MemoryBytes>>20))
+	m.all = append(m.all, fmt.Sprintf("%s %d %dMi", c.Offering().InstanceType, c.Measured.MilliCPU, c.Measured.MemoryBytes>>20))
 }
 
 func (m *measured) said() string {
@@ -136,7 +136,7 @@ func TestACellThatIsTooSmallEndsAfterARestart(t *testing.T) {
 		b.later(5 * time.Second)
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		b.stop()
-		cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
+		cell.Measured = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 		var stored Cell
 		revision, err := b.store.Get(b.Context(), keyPrefix+cell.ID, &stored)
 		if err == nil {

@@ -42,13 +42,13 @@ func TestOnlyWhatIsNotKnownOfALaunchIsSentAgain(t *testing.T) {
 	} {
 		b := newBench(t)
 		launching, l := b.launching(), b.under("c", "d")
-		s := launching.concluding
+		s := launching.evaluating
 		if tc.until != 0 {
 			l.until = b.clock.Now().Add(tc.until)
 		}
 		group := slices.Clone(l.group)
 		tries := s.begin(l)
-		known := s.conclude(tries, tc.results)
+		known := s.evaluate(tries, tc.results)
 		for _, e := range group {
 			if e.cell().Phase != apiv1.Launching || !e.launching {
 				t.Errorf("%s: cell %s is changed before its outcome is stored", name, e.id)
@@ -83,7 +83,7 @@ func TestALaunchOfWhichTheOutcomeCannotBeStoredIsOverForNobody(t *testing.T) {
 		}
 		return nil
 	}
-	if s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i"}}})) {
+	if s.settle(t.Context(), l, s.evaluating.evaluate(s.evaluating.begin(l), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i"}}})) {
 		t.Error("the launch goes on")
 	}
 	if open := l.open(); len(open) != 1 || !open[0].launching {
@@ -119,7 +119,7 @@ func TestCellsDoNotWaitForTheOutcomesOfOthers(t *testing.T) {
 		}
 		return nil
 	}
-	goesOn := s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{
+	goesOn := s.settle(t.Context(), l, s.evaluating.evaluate(s.evaluating.begin(l), cloud.LaunchResults{
 		{Instance: cloud.Instance{ID: "i-c"}}, {Instance: cloud.Instance{ID: "i-d"}},
 	}))
 	if !looked || goesOn || group[1].launching || group[1].cell().Phase != apiv1.Booting || b.launchRecords() != 0 {
@@ -146,7 +146,7 @@ func TestAnOutcomeWhoseWriteHasNoAnswerIsSettledOnce(t *testing.T) {
 			}()
 			return errors.New("no answer")
 		}
-		goesOn := s.settle(t.Context(), l, s.concluding.conclude(s.concluding.begin(l), cloud.LaunchResults{
+		goesOn := s.settle(t.Context(), l, s.evaluating.evaluate(s.evaluating.begin(l), cloud.LaunchResults{
 			{Instance: cloud.Instance{ID: "i-c"}}, {Instance: cloud.Instance{ID: "i-d"}},
 		}))
 		if !lost || goesOn || len(b.said) != 2 || b.launchRecords() != 0 {
@@ -199,7 +199,7 @@ func TestAnUnresolvedLaunchWaitsOrGoesToTheNextOffering(t *testing.T) {
 		if goesOn || e.launching || l.turn != nil || b.retries.tries.of(e).failed != tc.tries || e.cell().Phase != tc.phase {
 			t.Errorf("%s: goes on %t; its launch's %t, %d tries, it is %s", name, goesOn, e.launching, b.retries.tries.of(e).failed, e.cell().Phase)
 		}
-		if paused := !s.concluding.answers.rights.breaker.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
+		if paused := !s.evaluating.answers.rights.breaker.since.IsZero(); paused != tc.paused || len(b.marked) != tc.marked {
 			t.Errorf("%s: launches are paused %t, marked %v", name, paused, b.marked)
 		}
 	}
@@ -210,7 +210,7 @@ func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	s := b.launching().resolving.unresolved
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
-		known := s.conclude(group, errors.New("no answer"))
+		known := s.outcomes(group, errors.New("no answer"))
 		if e := group[0]; b.retries.tries.of(e).failed != try || len(known) != 1 || known[0].verdict != isUnresolved || len(b.said) != 1 {
 			t.Errorf("after %d tries: %+v, %d outcomes, said %v", try, b.retries.tries.of(e), len(known), b.said)
 		}

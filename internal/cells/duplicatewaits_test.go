@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// exclusionWaits returns what has cells wait until they are the only ones.
-func (b *bench) exclusionWaits() *exclusionWaits {
-	return &exclusionWaits{
+// duplicateWaits returns what has cells wait until they are the only ones.
+func (b *bench) duplicateWaits() *duplicateWaits {
+	return &duplicateWaits{
 		clock: b.clock, events: b.events, listening: &listening{},
-		exclusion: &exclusion{
+		duplicates: &duplicates{
 			table: b.table, generation: b.generation, inventory: b.inventory,
 			orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
 		},
@@ -26,14 +26,14 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 	}
 	pod := ref("pod of c").UID
 	for name, tc := range map[string]struct {
-		seen    snapshot
-		arrived bool
-		began   time.Duration // this process, before now
-		behind  bool
-		again   time.Duration
-		ends    int
-		said    int
-		asks    bool // for a snapshot
+		seen          snapshot
+		noEarlierCell bool
+		began         time.Duration // this process, before now
+		behind        bool
+		again         time.Duration
+		ends          int
+		said          int
+		asks          bool // for a snapshot
 	}{
 		"nothing else runs it": {seen: snapshot{}},
 		"another runs it": {
@@ -49,8 +49,8 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 			again: time.Second, ends: 1, said: 1, asks: true,
 		},
 		"one of a lost store cannot": {
-			seen:    snapshot{byID: map[string]cloud.Instance{"i": of("i", "")}, lostOrphans: []string{"i"}},
-			arrived: true,
+			seen:          snapshot{byID: map[string]cloud.Instance{"i": of("i", "")}, lostOrphans: []string{"i"}},
+			noEarlierCell: true,
 		},
 		"a zone is not listed":   {seen: snapshot{blind: true}, again: time.Second, said: 1, asks: true},
 		"the store is behind":    {seen: snapshot{}, behind: true, again: idlePoll, said: 1},
@@ -58,7 +58,7 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 		"nothing is listed yet":  {seen: snapshot{began: time.Unix(-1, 0)}, began: quietStart, again: time.Second, said: 1, asks: true},
 	} {
 		b := newBench(t)
-		s := b.exclusionWaits()
+		s := b.duplicateWaits()
 		s.listening.restart(b.clock.Now().Add(-tc.began))
 		if tc.seen.began.IsZero() {
 			tc.seen.began = b.clock.Now()
@@ -70,9 +70,9 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 			b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 		}
 		e := b.requested("c")[0]
-		e.arrived = tc.arrived
+		e.noEarlierCell = tc.noEarlierCell
 		for range 2 {
-			got, err := (&exclusiveLaunch{exclusionWaits: s, inventory: b.inventory}).prepare(t.Context(), e)
+			got, err := (&launchDuplicates{duplicateWaits: s, inventory: b.inventory}).prepare(t.Context(), e)
 			if got.again != tc.again || (got.state == isDone) != (tc.again == 0) || err != nil {
 				t.Errorf("%s: %+v (%v), want again after %s", name, got, err, tc.again)
 			}
@@ -85,13 +85,13 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 
 func TestWhatACellIsLaunchedAsIsNoOtherThatRunsItsPod(t *testing.T) {
 	b := newBench(t)
-	s := b.exclusionWaits()
+	s := b.duplicateWaits()
 	b.generation.compared = true
 	e := b.running("c")
 	pod := e.cell().Pod.UID
 	own := cloud.Instance{ID: "i-c", Tags: map[string]string{cloud.TagCell: "c"}}
 	b.listed(snapshot{began: b.clock.Now(), byID: map[string]cloud.Instance{"i-c": own}, byPod: map[types.UID][]string{pod: {"i-c"}}})
-	if why := s.ensureExclusive(e); why != "" || e.cell().Phase != apiv1.Bound {
+	if why := s.endDuplicates(e); why != "" || e.cell().Phase != apiv1.Bound {
 		t.Errorf("it is the only one, and waits for %q", why)
 	}
 }

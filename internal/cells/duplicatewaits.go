@@ -13,26 +13,26 @@ import (
 // which mostly comes within a second.
 const quietStart = 5 * time.Second
 
-// exclusionWaits have cells wait until each is surely the only one that runs its pod, and reports why they wait.
-type exclusionWaits struct {
-	clock     clock.PassiveClock
-	events    *reporter
-	listening *listening
-	exclusion *exclusion
-	reported  perCell[dedup] // why they wait; of their workers
+// duplicateWaits have cells wait until each is surely the only one that runs its pod, and reports why they wait.
+type duplicateWaits struct {
+	clock      clock.PassiveClock
+	events     *reporter
+	listening  *listening
+	duplicates *duplicates
+	reported   perCell[dedup] // why they wait; of their workers
 }
 
-// exclusiveLaunch has cells that are to be launched wait until nothing else may run their pods.
-type exclusiveLaunch struct {
-	exclusionWaits *exclusionWaits
+// launchDuplicates has cells that are to be launched wait until nothing else may run their pods.
+type launchDuplicates struct {
+	duplicateWaits *duplicateWaits
 	inventory      *inventory
 }
 
-var _ preparation = (*exclusiveLaunch)(nil)
+var _ preparation = (*launchDuplicates)(nil)
 
 // prepare waits until a cell is the only one that may run its pod.
-func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error) {
-	switch why := s.exclusionWaits.ensureExclusive(e); why {
+func (s *launchDuplicates) prepare(_ context.Context, e *entry) (progress, error) {
+	switch why := s.duplicateWaits.endDuplicates(e); why {
 	case "":
 		return done, nil
 	case behind:
@@ -43,10 +43,10 @@ func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error)
 	}
 }
 
-// ensureExclusive ends all other instances that may run the pod of a cell. It returns "" if the cloud surely shows no such
+// endDuplicates ends all other instances that may run the pod of a cell. It returns "" if the cloud surely shows no such
 // instance; otherwise it returns why the cell waits, and reports it.
-func (s *exclusionWaits) ensureExclusive(e *entry) (why string) {
-	doubt, others := s.exclusion.check(e)
+func (s *duplicateWaits) endDuplicates(e *entry) (why string) {
+	doubt, others := s.duplicates.check(e)
 	now := s.clock.Now()
 	switch {
 	case doubt == unread && now.Sub(s.listening.since()) < quietStart:

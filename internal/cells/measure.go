@@ -8,18 +8,18 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// lacksRoom reports whether a machine with a room, if that is known, is too small for what a pod needs.
-func lacksRoom(room, needs catalog.Resources, reserved int64) bool {
-	if room.None() || needs.None() {
+// tooSmall reports whether a machine that was measured is too small for what a pod needs: false if it was not, or the pod takes what there is.
+func tooSmall(measured, needs catalog.Resources, reserved int64) bool {
+	if measured.None() || needs.None() {
 		return false
 	}
-	room.MemoryBytes -= reserved
-	return !needs.Sub(room).None()
+	measured.MemoryBytes -= reserved
+	return !needs.Sub(measured).None()
 }
 
-// roomOf is what a cell's kubelet says of its machine, as far as the offering promises it; zero
+// measure returns what a cell's kubelet says of its machine, as far as the offering promises it; zero
 // where it has said nothing.
-func roomOf(node *corev1.Node, promised Offering) (r catalog.Resources) {
+func measure(node *corev1.Node, promised Offering) (r catalog.Resources) {
 	if node == nil {
 		return r
 	}
@@ -48,7 +48,7 @@ func roomOf(node *corev1.Node, promised Offering) (r catalog.Resources) {
 	return r
 }
 
-func roomText(r catalog.Resources) string {
+func resourcesText(r catalog.Resources) string {
 	return fmt.Sprintf("cpu %s, memory %s", resource.NewMilliQuantity(r.MilliCPU, resource.DecimalSI),
 		resource.NewQuantity(r.MemoryBytes, resource.BinarySI))
 }

@@ -22,8 +22,8 @@ const (
 	behindRetry = 10 * time.Second
 )
 
-// exclusion sees that nothing else may run a pod without a cell, before the pod gets one or ends.
-type exclusion struct {
+// duplicates sees that nothing else may run a pod without a cell, before the pod gets one or ends.
+type duplicates struct {
 	cells   Cells
 	api     *apiServer
 	history *history
@@ -39,17 +39,17 @@ func behindWait(sure bool) time.Duration {
 	return staleRetry
 }
 
-// endElsewhere ends what may run a pod besides its cell. It returns why the pod may run there yet; "" if it does not.
-func (s *exclusion) endElsewhere(pod *corev1.Pod) (why string, sure bool) {
-	arrived := false
-	s.history.note(apiv1.Ref(pod), func(p *past) { arrived = p.arrived && !p.ran && !started(pod) })
-	return s.cells.EndElsewhere(pod.UID, pod.CreationTimestamp.Time, arrived)
+// end ends what may run a pod besides its cell. It returns why the pod may run there yet; "" if it does not.
+func (s *duplicates) end(pod *corev1.Pod) (why string, sure bool) {
+	noEarlierCell := false
+	s.history.note(apiv1.Ref(pod), func(p *past) { noEarlierCell = p.cameLater && !p.ran && !started(pod) })
+	return s.cells.EndDuplicates(pod.UID, pod.CreationTimestamp.Time, noEarlierCell)
 }
 
 // waitsForEnd reports what keeps a pod without a cell from being ended, since an instance may run it.
 // It returns when to check again; 0 if nothing runs it.
-func (s *exclusion) waitsForEnd(pod *corev1.Pod) time.Duration {
-	why, sure := s.endElsewhere(pod)
+func (s *duplicates) waitsForEnd(pod *corev1.Pod) time.Duration {
+	why, sure := s.end(pod)
 	if why == "" {
 		return 0
 	}
@@ -65,7 +65,7 @@ func (s *exclusion) waitsForEnd(pod *corev1.Pod) time.Duration {
 
 // waitsForStore reports what keeps a pod without a cell from getting one, since it may run on a cell that the store does not know of.
 // A pod that never ran waits only for a store that surely is behind. It returns when to check again; 0 if the pod need not wait.
-func (s *exclusion) waitsForStore(pod *corev1.Pod, ran bool) time.Duration {
+func (s *duplicates) waitsForStore(pod *corev1.Pod, ran bool) time.Duration {
 	why, sure := s.cells.Behind()
 	if why == "" || !sure && !ran {
 		return 0
@@ -82,7 +82,7 @@ func (s *exclusion) waitsForStore(pod *corev1.Pod, ran bool) time.Duration {
 // or is being deleted, of which the watch will tell: it may lag behind what the pod's
 // last cell wrote, and a pod that has ended must not run again. A pod that never had
 // a cell is as it was listed.
-func (s *exclusion) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
+func (s *duplicates) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	now, err := s.api.pods(pod).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

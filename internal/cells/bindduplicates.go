@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// exclusiveBind waits until a ready cell is surely the only one that runs its pod.
-type exclusiveBind struct {
+// bindDuplicates waits until a ready cell is surely the only one that runs its pod.
+type bindDuplicates struct {
 	generation     *StoreGeneration
-	exclusionWaits *exclusionWaits
+	duplicateWaits *duplicateWaits
 	inventory      *inventory
 }
 
-var _ preparation = (*exclusiveBind)(nil)
+var _ preparation = (*bindDuplicates)(nil)
 
 // prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
-func (s *exclusiveBind) prepare(_ context.Context, e *entry) (progress, error) {
+func (s *bindDuplicates) prepare(_ context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	// A cell that was launched for its pod was not before nobody else ran the pod.
 	if cell.Standby != "" && cell.Pod.UID != "" {
-		if why := s.exclusionWaits.ensureExclusive(e); why != "" {
+		if why := s.duplicateWaits.endDuplicates(e); why != "" {
 			s.inventory.pollSoon()
 			return waitFor(why, time.Second), nil
 		}

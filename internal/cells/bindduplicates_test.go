@@ -31,7 +31,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
-		s := b.prepared(&exclusiveBind{generation: b.generation, inventory: b.inventory, exclusionWaits: b.exclusionWaits()})
+		s := b.prepared(&bindDuplicates{generation: b.generation, inventory: b.inventory, duplicateWaits: b.duplicateWaits()})
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)

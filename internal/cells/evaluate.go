@@ -7,25 +7,25 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// concluding finds out what the cloud's answers mean for the cells of a launch, and when to send it again.
-type concluding struct {
+// evaluating finds out what the cloud's answers mean for the cells of a launch, and when to send it again.
+type evaluating struct {
 	loop    *loop
 	answers *launchAnswers
 	events  *reporter
 }
 
 // begin returns the tries of a launch before the first.
-func (s *concluding) begin(l *launch) *launchTries { return s.answers.begin(l) }
+func (s *evaluating) begin(l *launch) *launchTries { return s.answers.begin(l) }
 
-// conclude returns the outcomes that are known by the answers to a try. Other launches learn from them.
-func (s *concluding) conclude(t *launchTries, results cloud.LaunchResults) []*outcome {
+// evaluate returns the outcomes that are known by the answers to a try. Other launches learn from them.
+func (s *evaluating) evaluate(t *launchTries, results cloud.LaunchResults) []*outcome {
 	known := s.answers.read(t, results)
 	s.answers.learn(t, known)
 	return known
 }
 
 // delay returns after how long to send a launch again, for the cells that are open. It reports the first delay to the owners of their pods.
-func (s *concluding) delay(t *launchTries) time.Duration {
+func (s *evaluating) delay(t *launchTries) time.Duration {
 	l, left := t.of, t.of.open()
 	if t.tries == 1 {
 		for _, e := range left {
