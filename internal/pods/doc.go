@@ -12,7 +12,8 @@
 //	              rescue.go moves it away before the cloud takes the instance; evict.go evicts, disrupt.go a few at a time
 //	              what could stay, of which age.go are those on old cells, and moveback.go those on what they did not ask for first
 //	nomachine.go  has a pod of a DaemonSet stand without a machine; beside.go as its copies on cells do
-//	request.go    requests a cell: choose.go chooses for it, requestpolicy.go makes the request, as grants.go allow
+//	request.go    requests a cell: choose.go chooses for it with which DaemonSets beside it (beside.go), fit.go what can be
+//	              launched then, requestpolicy.go makes the request, as grants.go allow; placementerror.go is why nothing can
 //
 // A pod that gets no cell waits (wait.go): for its volumes (volumes.go), or for capacity, for which it may
 // leave its node (leave.go, departures.go). duplicates.go sees that nothing else runs it, and fail.go fails it.

@@ -58,16 +58,18 @@ func newShared(cfg Config, c core) shared {
 	return shared{
 		choosing: &choosing{
 			volumes: cfg.Volumes,
-			nodes:   cfg.Nodes,
-			policy: &requestPolicy{
-				grants:       cfg.Grants,
-				sharedKernel: cfg.SharedKernel,
-				options:      cfg.Options,
-				costLabels:   cfg.CostLabels,
+			fitting: &fitting{
+				nodes: cfg.Nodes,
+				policy: &requestPolicy{
+					grants:       cfg.Grants,
+					sharedKernel: cfg.SharedKernel,
+					options:      cfg.Options,
+					costLabels:   cfg.CostLabels,
+				},
+				history: c.history,
 			},
-			beside:  c.beside,
-			history: c.history,
-			clock:   cfg.Clock,
+			beside: c.beside,
+			clock:  cfg.Clock,
 		},
 		evicting: &evicting{
 			api:     c.api,
