@@ -270,11 +270,11 @@ func TestWhatIsExplainedIsWhatKipChooses(t *testing.T) {
 func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 	pod := asking("450Mi")
 	k := newKip(t, pod)
-	offerings := []cells.Offering{
+	offerings := []offering.Offering{
 		{InstanceType: "gone", Zone: "z", PricePerHour: 9, Reason: "it was cheap"},
 		{InstanceType: "other", Zone: "z", PricePerHour: 10, Reason: "the next"},
 	}
-	best := []cells.Offering{{InstanceType: "small", Zone: "z", PricePerHour: 8, Reason: "cheapest"}, offerings[0], offerings[1]}
+	best := []offering.Offering{{InstanceType: "small", Zone: "z", PricePerHour: 8, Reason: "cheapest"}, offerings[0], offerings[1]}
 	ruledOut := []apiv1.RuledOut{{Types: 3, Why: "have too little memory"}, {Types: 1, Why: "is dear"}}
 	small := "small in z at 8: cheapest"
 	pooled := "gone in z at 9: a standby cell of p"
@@ -394,7 +394,7 @@ func TestWhyACellIsNotOfABetterRankIsTold(t *testing.T) {
 	bound := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	k.requests.has = &cells.Cell{
 		Phase:     apiv1.Bound,
-		Offerings: []cells.Offering{{InstanceType: "small", Zone: "a"}},
+		Offerings: []offering.Offering{{InstanceType: "small", Zone: "a"}},
 		Steps:     []apiv1.Step{{Name: apiv1.StepBound, Time: metav1.NewMicroTime(bound)}},
 	}
 	p := k.placement(pod)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/offering"
@@ -424,7 +423,7 @@ func TestTheCatalogueOfAnotherRegionIsOfNoUse(t *testing.T) {
 
 func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 	spot, onDemand := true, false
-	o := cells.Offering{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
+	o := offering.Offering{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
 	for name, test := range map[string]struct {
 		err       error
 		available []offering.Key
@@ -488,7 +487,7 @@ func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 
 func TestAShortageLastsAsLongAsTheCloudSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := cells.Offering{InstanceType: "d2", Zone: "z"}
+		o := offering.Offering{InstanceType: "d2", Zone: "z"}
 		shortages := capacity.New(clock.RealClock{})
 		shortages.Mark(Shortage(o, &cloud.Error{Cause: cloud.ErrCapacity, RetryAfter: time.Hour}))
 		time.Sleep(59 * time.Minute)

@@ -5,6 +5,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 )
 
 func TestWhatPodsUseIsAskedOfTheCellsOfTheirNodeAlone(t *testing.T) {
@@ -14,7 +15,7 @@ func TestWhatPodsUseIsAskedOfTheCellsOfTheirNodeAlone(t *testing.T) {
 			Cell:     "of-" + on,
 			Node:     on,
 			Pod:      apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},
-			Offering: cells.Offering{MilliCPU: 500, MemoryBytes: 1 << 30},
+			Offering: offering.Offering{MilliCPU: 500, MemoryBytes: 1 << 30},
 		})
 	}
 	for _, on := range []string{"kip-0-1", "kip-0-2"} {

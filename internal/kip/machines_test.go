@@ -11,6 +11,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,7 +28,7 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 			t.Helper()
 			if _, err := own.Put(ctx, "cells/"+id, cells.Cell{
 				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Measured: room,
-				Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
+				Offerings: []offering.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
 			}, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +68,7 @@ func TestAStoreThatFailsIsLeftAlone(t *testing.T) {
 			role: &role{}}
 		m := &machines{process: k, own: own}
 		if _, err := own.Put(t.Context(), "cells/a", cells.Cell{ID: "a", Pod: apiv1.PodReference{UID: "pod"}, Phase: apiv1.Bound,
-			Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {
+			Offerings: []offering.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {
 			t.Fatal(err)
 		}
 		is := func(when string, known, fails bool, want int) {

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
@@ -27,12 +27,12 @@ func TestTheCatalogueIsReadWhereALaunchShowsThatItHasChanged(t *testing.T) {
 	var reads counted
 	s := seenShortages{stored, &counted{}, &reads}
 	no := cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: "large"}, errors.New("not in the plan"))
-	s.Mark(cells.Offering{InstanceType: "large"}, fmt.Errorf("launch: %w", no))
+	s.Mark(offering.Offering{InstanceType: "large"}, fmt.Errorf("launch: %w", no))
 	if reads.n != 0 {
 		t.Errorf("it is read for any quota")
 	}
 	no.Catalogue = true
-	s.Mark(cells.Offering{InstanceType: "large"}, fmt.Errorf("launch: %w", no))
+	s.Mark(offering.Offering{InstanceType: "large"}, fmt.Errorf("launch: %w", no))
 	if reads.n != 1 {
 		t.Errorf("it is read %d times, want once", reads.n)
 	}

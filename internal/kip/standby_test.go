@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/instancetypes"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
 )
@@ -67,10 +67,10 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	if offerings, err := pool.Offerings(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
 		t.Errorf("offerings %v, %v", offerings, err)
 	}
-	if !pool.Useless(cells.Offering{InstanceType: "small", Zone: "a"}) {
+	if !pool.Useless(offering.Offering{InstanceType: "small", Zone: "a"}) {
 		t.Error("a cell that gets no pod is kept")
 	}
-	if pool.Useless(cells.Offering{InstanceType: "small", Zone: "b", Spot: true}) {
+	if pool.Useless(offering.Offering{InstanceType: "small", Zone: "b", Spot: true}) {
 		t.Error("a cell that may get a pod is not kept")
 	}
 }

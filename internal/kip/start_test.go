@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/nodes"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/test/loopback"
@@ -187,7 +188,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 			"Arch": "amd64", "Offerings": [{"Zone": "a", "PricePerHour": 1}]}]`)},
 		"cells/cell-a": cells.Cell{
 			ID: "cell-a", Pod: pod, Phase: apiv1.Bound, KeyHash: "spent",
-			Offerings: []cells.Offering{{InstanceType: "small", Zone: "a"}},
+			Offerings: []offering.Offering{{InstanceType: "small", Zone: "a"}},
 			Instance:  &cloud.Instance{ID: "i-a", Zone: "a", State: cloud.Running, ManagementIP: machine, PodIP: machine},
 		},
 	} {

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/guard"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -124,7 +125,7 @@ type life struct {
 func (f *fixture) life(id string, spot bool) *life {
 	return &life{f, cells.Cell{ID: id, Attempt: 1, Phase: apiv1.Requested,
 		Pod:       apiv1.PodReference{Namespace: "ns", Name: id, UID: types.UID("pod-of-" + id)},
-		Offerings: []cells.Offering{{InstanceType: "c5.large", Zone: "z", Spot: spot}}}}
+		Offerings: []offering.Offering{{InstanceType: "c5.large", Zone: "z", Spot: spot}}}}
 }
 
 func (l *life) steps(at time.Duration, phase apiv1.Phase, names ...string) *life {

@@ -15,9 +15,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -205,7 +205,7 @@ func TestWhichNodeOffersAStandbyCell(t *testing.T) {
 		w.start()
 		w.eventually("the node is Ready", func() bool { return w.ready("kip-0-1") })
 		for spot, want := range map[bool]bool{true: true, false: false} {
-			o := cells.Offering{InstanceType: "small", Zone: "b", Spot: spot}
+			o := offering.Offering{InstanceType: "small", Zone: "b", Spot: spot}
 			if name, is := w.nodes.NodeWith(o); is != want {
 				t.Errorf("a standby cell, spot %t, is of %s: %t, want %t", spot, name, is, want)
 			}

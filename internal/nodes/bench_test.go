@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/nodeplan"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/client-go/kubernetes"
@@ -73,7 +74,7 @@ func BenchmarkNodesOfCells(b *testing.B) {
 	for i := range all {
 		on := i % number
 		pods[i] = cells.Cell{Node: n.entries[on].Name("kip-0"), Pod: apiv1.PodReference{UID: "uid"}}
-		standby[i] = cells.Cell{Offerings: []cells.Offering{{
+		standby[i] = cells.Cell{Offerings: []offering.Offering{{
 			InstanceType: sells[on*types/number].Name,
 			Zone:         n.entries[on].Node.Zones[0],
 			Spot:         on%2 == 1,

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // said is what a cloud says of its bounds.
@@ -131,7 +132,7 @@ func TestWhatPodsHaveCountsAsWhatTheyAskFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := sized(t, "kubelet: {capacity: auto}")
 		s.say(8, 0, nil)
-		offerings := []cells.Offering{{InstanceType: "large", Zone: "a", Family: "standard", MilliCPU: 3000}}
+		offerings := []offering.Offering{{InstanceType: "large", Zone: "a", Family: "standard", MilliCPU: 3000}}
 		w.cells = &running{
 			{Pod: apiv1.PodReference{UID: "uid-1"}, Offerings: offerings, Launch: &cells.Launch{}},
 			{Pod: apiv1.PodReference{UID: "elsewhere"}, Offerings: offerings, Instance: &cloud.Instance{}},

@@ -18,6 +18,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/offering"
 )
 
 const burst = "admission: {profiles: [{name: all, mode: burst, namespaces: [team]}]}\n"
@@ -140,10 +141,10 @@ func (l *launches) List() []cells.Cell {
 func (l *launches) NodeOf(cells.Cell) string { return "kip-0-2" }
 func (l *launches) NodesChanged()            {}
 
-func (l *launches) launch(o cells.Offering) {
+func (l *launches) launch(o offering.Offering) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all = append(l.all, cells.Cell{Offerings: []cells.Offering{o}, Phase: apiv1.Bound, Instance: &cloud.Instance{Launched: time.Now()}})
+	l.all = append(l.all, cells.Cell{Offerings: []offering.Offering{o}, Phase: apiv1.Bound, Instance: &cloud.Instance{Launched: time.Now()}})
 }
 
 func TestATaintThatComesBackStaysForLongerUnlessALaunchWorks(t *testing.T) {
@@ -152,11 +153,11 @@ func TestATaintThatComesBackStaysForLongerUnlessALaunchWorks(t *testing.T) {
 		w.cells = l
 		w.start()
 		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
-		spot := cells.Offering{InstanceType: "small", Zone: "b", Spot: true}
+		spot := offering.Offering{InstanceType: "small", Zone: "b", Spot: true}
 		stays := func() time.Duration {
 			w.none(capacity.Shortage{Zone: "b"})
 			w.eventually("the taint is there", func() bool { return w.isShort("kip-0-2") })
-			l.launch(cells.Offering{InstanceType: "small", Zone: "a"}) // proves nothing
+			l.launch(offering.Offering{InstanceType: "small", Zone: "a"}) // proves nothing
 			w.clock.Step(capacity.Cooldown)
 			began := time.Now()
 			for w.isShort("kip-0-2") && time.Since(began) < time.Hour {

@@ -48,6 +48,7 @@ import (
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodeplan"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
@@ -434,7 +435,7 @@ func (noCells) Conn(string, string, types.UID) (agentapi.Conn, error) {
 }
 
 // short notes that an offering was not served.
-func (w *town) short(o cells.Offering, err error) { w.missing.Mark(instancetypes.Shortage(o, err)) }
+func (w *town) short(o offering.Offering, err error) { w.missing.Mark(instancetypes.Shortage(o, err)) }
 
 // patience is how long a test waits for what must come. Where time is not that of a bubble, it
 // only has to tell a hang from a slow machine.
@@ -533,7 +534,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 		if !hasTaint(w.node("kip-0"), node.RemovedTaint) {
 			t.Error("the node that was taken out has no taint that says so")
 		}
-		if got := w.nodes.StandbyNode(cells.Offering{InstanceType: "small", Zone: "b", Spot: true}); got != "kip-0-2" {
+		if got := w.nodes.StandbyNode(offering.Offering{InstanceType: "small", Zone: "b", Spot: true}); got != "kip-0-2" {
 			t.Errorf("a standby cell in zone b, spot, is of %s", got)
 		}
 		if list, only, ours := w.nodes.Zones("kip-0-2"); !ours || only != "b" || !slices.Equal(list, []string{"b"}) {
@@ -794,7 +795,7 @@ func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
 		w.start()
 		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") })
 		none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b"}, errors.New("no spot"))
-		w.short(cells.Offering{InstanceType: "small", Zone: "b", Spot: true}, none)
+		w.short(offering.Offering{InstanceType: "small", Zone: "b", Spot: true}, none)
 		w.eventually("the taint is there", func() bool { return hasTaint(w.node("kip-0-2"), node.ShortTaint) })
 		if hasTaint(w.node("kip-0-1"), node.ShortTaint) {
 			t.Error("a node that has capacity has the taint")
@@ -825,7 +826,7 @@ func TestWhereAPodMayGoInsteadOfItsNode(t *testing.T) {
 			return w.ready("kip-0-1") && w.ready("kip-0-2") && w.ready("kip-0-3") && w.ready("kip-0-4")
 		})
 		short := func(zone string, spot bool) {
-			o := cells.Offering{InstanceType: "small", Zone: zone, Spot: spot}
+			o := offering.Offering{InstanceType: "small", Zone: zone, Spot: spot}
 			w.short(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
 		}
 		short("b", true)
@@ -931,7 +932,7 @@ func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
 		for _, zone := range []string{"a", "b"} {
 			spot := true
 			none := cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none"))
-			w.short(cells.Offering{InstanceType: "small", Zone: zone, Spot: true}, none)
+			w.short(offering.Offering{InstanceType: "small", Zone: zone, Spot: true}, none)
 		}
 		w.eventually("it has nothing for any pod", func() bool { return w.nodes.TurnsAway(t.Context(), pod()) })
 		if w.nodes.turning(w.nodes.named("kip-0-1")) != "" {
@@ -944,7 +945,7 @@ func TestASpotNodeTurnsPodsAwayForAWhileWhenSomeLeave(t *testing.T) {
 func (w *town) noSpot(instanceType, zone string) {
 	spot := true
 	scope := cloud.Scope{InstanceType: instanceType, Zone: zone, Spot: &spot}
-	w.short(cells.Offering{InstanceType: instanceType, Zone: zone, Spot: true}, cloud.No(cloud.ErrCapacity, scope, errors.New("none")))
+	w.short(offering.Offering{InstanceType: instanceType, Zone: zone, Spot: true}, cloud.No(cloud.ErrCapacity, scope, errors.New("none")))
 }
 
 // spotTown has a node of spot in each of two zones and one on demand, and large is what a

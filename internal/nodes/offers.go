@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/offering"
@@ -135,14 +134,14 @@ func zonesOf(types []catalog.InstanceType) (all []string) {
 
 // StandbyNode is the first node whose pods may be given a standby cell; Kip's own name
 // where there is none.
-func (f *offers) StandbyNode(o cells.Offering) string {
+func (f *offers) StandbyNode(o offering.Offering) string {
 	name, _ := f.NodeWith(o)
 	return name
 }
 
 // NodeWith is the first node that offers what a standby cell is, and that Kip may
 // serve.
-func (f *offers) NodeWith(o cells.Offering) (name string, is bool) {
+func (f *offers) NodeWith(o offering.Offering) (name string, is bool) {
 	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
 	if types := f.types.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {

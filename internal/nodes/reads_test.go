@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -29,7 +29,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 		w.start()
 		w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-1") && w.ready("kip-0-2") && w.ready("kip-0-3") })
 		spot := true
-		w.short(cells.Offering{InstanceType: "small", Zone: "b", Spot: true},
+		w.short(offering.Offering{InstanceType: "small", Zone: "b", Spot: true},
 			cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b", Spot: &spot}, errors.New("none")))
 
 		var gets atomic.Int64

@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -124,11 +125,13 @@ func TestAPodStaysOnAnOldCellWhileAnotherWouldWait(t *testing.T) {
 	h, evicted := agedHarness(t, nil)
 	h.onCell(pod("a", running, ownedBy("ReplicaSet", "web")))
 	h.clock.Step(24 * time.Hour)
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, &placement.NoCapacityError{} }
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) { return nil, &placement.NoCapacityError{} }
 	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
 		t.Errorf("without capacity: evicted %q, again after %s", *evicted, again)
 	}
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return []cells.Offering{{InstanceType: "nano"}}, nil }
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+		return []offering.Offering{{InstanceType: "nano"}}, nil
+	}
 	h.cells.behind = "the store is behind"
 	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
 		t.Errorf("while the store is behind: evicted %q, again after %s", *evicted, again)

@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -343,10 +344,10 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{set, pod("t", daemon)}}, besideRules(entry))
 		h.needs = tc.needs
 		h.restarted(func(c *Config) { c.Grants = tc.grants })
-		h.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+		h.place = func(p *corev1.Pod) (list []offering.Offering, err error) {
 			for _, o := range tc.offers {
 				if placement.ResourcesOf(p).MilliCPU <= o.most {
-					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: o.price})
+					list = append(list, offering.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: o.price})
 				}
 			}
 			if len(list) == 0 {
@@ -375,10 +376,10 @@ func TestAMachineNeedsNoRoomForDaemonSetsThatServeOtherVolumes(t *testing.T) {
 				daemonsets.Entry{Namespace: "ns", Name: "logs", MaxDelay: 2 * time.Minute},
 				daemonsets.Entry{Namespace: "ns", Name: "plugin", MaxDelay: time.Minute, Drivers: []string{"b"}},
 			))
-			h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+			h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 				switch fits := placement.ResourcesOf(p).MilliCPU <= 600; {
 				case fits:
-					return []cells.Offering{{InstanceType: "small", Zone: "local", PricePerHour: 1}}, nil
+					return []offering.Offering{{InstanceType: "small", Zone: "local", PricePerHour: 1}}, nil
 				case short:
 					return nil, &placement.NoCapacityError{Need: "the pod", Types: []string{"large"}}
 				}
@@ -448,7 +449,7 @@ func TestAPodGetsNoMachineWithoutRoomForThePluginOfItsVolumes(t *testing.T) {
 		rules = append(rules, daemonsets.Entry{Namespace: "ns", Name: "plugin", MaxDelay: time.Minute, Drivers: []string{"a"}})
 		h.beside(&copiesOf{has: true, sets: sets}, besideRules(rules...))
 		h.restarted(func(c *Config) { c.Grants = tc.grants })
-		h.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+		h.place = func(p *corev1.Pod) (list []offering.Offering, err error) {
 			err = &placement.UnplaceableError{}
 			for _, o := range tc.offers {
 				switch {
@@ -456,7 +457,7 @@ func TestAPodGetsNoMachineWithoutRoomForThePluginOfItsVolumes(t *testing.T) {
 				case o.kind == tc.short:
 					err = &placement.NoCapacityError{Need: "the pod", Types: []string{o.kind}}
 				default:
-					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
+					list = append(list, offering.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
 				}
 			}
 			if len(list) > 0 {
@@ -525,7 +526,7 @@ func TestAShortageOfMachinesWithRoomForADaemonSetDelaysAPodForAsLongAsThatMay(t 
 		w.beside(&copiesOf{has: true, sets: []*corev1.Pod{shipper, agent}}, besideRules(
 			daemonsets.Entry{Namespace: "ns", Name: "agent"}, daemonsets.Entry{Namespace: "ns", Name: "shipper", MaxDelay: time.Minute},
 		))
-		w.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+		w.place = func(p *corev1.Pod) (list []offering.Offering, err error) {
 			var fits []string
 			for _, o := range []struct {
 				kind string
@@ -535,7 +536,7 @@ func TestAShortageOfMachinesWithRoomForADaemonSetDelaysAPodForAsLongAsThatMay(t 
 					continue
 				}
 				if fits = append(fits, o.kind); !w.short[o.kind] {
-					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
+					list = append(list, offering.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: float64(o.most)})
 				}
 			}
 			if len(list) == 0 {

@@ -19,7 +19,7 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 	over := func(running int) error {
 		return fmt.Errorf("request: %w", &cells.BudgetError{
 			Budget:   cells.Budget{PerHour: 1},
-			Offering: cells.Offering{InstanceType: "nano", Zone: "local"},
+			Offering: offering.Offering{InstanceType: "nano", Zone: "local"},
 			For:      "ns",
 			Cell:     0.25,
 			Cells:    0.25 * float64(running),
@@ -55,7 +55,7 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 }
 
 func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
-	list := []cells.Offering{
+	list := []offering.Offering{
 		{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9},
 	}
 	granted, err := Grants{MaxPricePerHour: 2}.granted("ns", list)
@@ -71,8 +71,8 @@ func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 
 func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	h := newHarness(t)
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
-		return []cells.Offering{
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+		return []offering.Offering{
 			{InstanceType: "large", Zone: "local", Reason: "spot is preferred"},
 			{InstanceType: "nano", Zone: "local", Reason: "cheapest"},
 		}, nil

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,9 +36,9 @@ func newComesBack(t *testing.T, waits time.Duration) *comesBack {
 	b := &comesBack{harness: newHarness(t), owner: "job", waits: waits}
 	b.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"free"} }
 	b.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
-	b.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+	b.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 		if p.Spec.NodeName == "free" {
-			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
+			return []offering.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"large"}}
 	}

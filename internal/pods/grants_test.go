@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -124,7 +124,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 }
 
 func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
-	offerings := []cells.Offering{
+	offerings := []offering.Offering{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
 		{InstanceType: "unknown", Unpriced: true}, {InstanceType: "hosts", PricePerHour: 2, Dedicated: true},
 	}
@@ -171,20 +171,20 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 func TestDisksThatAreNotGrantedAreLeftOut(t *testing.T) {
 	const gib = 1 << 30
 	grants := Grants{MaxVolumeBytes: 100 * gib, Namespaces: []NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 500 * gib}}}
-	chosen := cells.Offering{InstanceType: "chosen", DiskBytes: 200 * gib}
-	own := cells.Offering{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
+	chosen := offering.Offering{InstanceType: "chosen", DiskBytes: 200 * gib}
+	own := offering.Offering{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
 	for _, c := range []struct {
 		grants    Grants
 		namespace string
-		offerings []cells.Offering
+		offerings []offering.Offering
 		want      int
 	}{
-		{grants, "b", []cells.Offering{chosen, own}, 1},
-		{grants, "b", []cells.Offering{chosen}, 0},
+		{grants, "b", []offering.Offering{chosen, own}, 1},
+		{grants, "b", []offering.Offering{chosen}, 0},
 		{grants, "b", nil, 0},
-		{grants, "a", []cells.Offering{chosen, own}, 2},
-		{Grants{}, "b", []cells.Offering{chosen}, 1},
-		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []cells.Offering{chosen}, 1},
+		{grants, "a", []offering.Offering{chosen, own}, 2},
+		{Grants{}, "b", []offering.Offering{chosen}, 1},
+		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []offering.Offering{chosen}, 1},
 	} {
 		left, err := c.grants.granted(c.namespace, c.offerings)
 		var refused *NotGrantedError
@@ -224,8 +224,8 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	}
 
 	h.restarted(func(c *Config) { c.Grants = Grants{MaxPricePerHour: 1} })
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
-		return []cells.Offering{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+		return []offering.Offering{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
 	}
 	h.put(pod("q"))
 	h.must("q")
@@ -235,8 +235,8 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	}
 
 	// A node may offer nothing else to pods that do not say.
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
-		return []cells.Offering{{InstanceType: "m5.large", Zone: "local", PricePerHour: 1, Dedicated: true}}, nil
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+		return []offering.Offering{{InstanceType: "m5.large", Zone: "local", PricePerHour: 1, Dedicated: true}}, nil
 	}
 	h.put(pod("r"))
 	h.must("r")

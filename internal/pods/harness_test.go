@@ -189,7 +189,7 @@ type harness struct {
 	events    []string
 	messages  []string // of these
 	forgotten []types.UID
-	place     func(*corev1.Pod) ([]cells.Offering, error)
+	place     func(*corev1.Pod) ([]offering.Offering, error)
 	zone      string // that was asked for last
 	placed    *corev1.Pod
 	needs     volumes.Needs
@@ -259,8 +259,8 @@ func newHarness(t *testing.T) *harness {
 		cells:  &modelCells{cells: map[types.UID]cells.Cell{}},
 		client: fake.NewClientset(),
 		clock:  testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
-		place: func(*corev1.Pod) ([]cells.Offering, error) {
-			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+		place: func(*corev1.Pod) ([]offering.Offering, error) {
+			return []offering.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
 		},
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)

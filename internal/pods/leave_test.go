@@ -10,6 +10,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -29,9 +30,9 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 	})
 	h.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
 	h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
-	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+	h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 		if p.Spec.NodeName == "free" {
-			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
+			return []offering.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		return nil, &placement.NoCapacityError{}
 	}
@@ -111,8 +112,8 @@ func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
 		h := newHarness(t)
 		evictions := short(h, owned)
 		none := h.place
-		h.place = func(*corev1.Pod) ([]cells.Offering, error) {
-			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
+		h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+			return []offering.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		h.clock.Step(longestBackoff)
 		h.must("a")
@@ -159,8 +160,8 @@ func TestATimeWithoutMoneyIsNoTimeWithoutCapacity(t *testing.T) {
 	h := newHarness(t)
 	evictions := short(h, owned)
 	none := h.place
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
-		return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
+		return []offering.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 	}
 	h.cells.refuse = &cells.BudgetError{}
 	h.clock.Step(longestBackoff)
@@ -266,9 +267,9 @@ func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
 		h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
 		h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
 		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, h.forbidden })
-		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+		h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 			if p.Spec.NodeName == "free" || works {
-				return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
+				return []offering.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 			}
 			looks++
 			return nil, c.err

@@ -33,10 +33,10 @@ func newMarket(t *testing.T, forbids func(pod string) bool) *market {
 	h, evicted := agedHarness(t, forbids)
 	h.restarted(func(c *Config) { c.MaxAge = 0 })
 	m := &market{harness: h, evicted: evicted, has: map[string]bool{"second": true, "third": true}}
-	h.place = func(*corev1.Pod) (list []cells.Offering, err error) {
+	h.place = func(*corev1.Pod) (list []offering.Offering, err error) {
 		for _, name := range inOrder {
 			if m.has[name] {
-				list = append(list, cells.Offering{InstanceType: name, Zone: "local"})
+				list = append(list, offering.Offering{InstanceType: name, Zone: "local"})
 			}
 		}
 		if list == nil {
@@ -66,7 +66,7 @@ func (m *market) runs(p *corev1.Pod, instanceType string) {
 	m.onCell(p)
 	now := metav1.NewMicroTime(m.clock.Now())
 	m.cells.set(p.UID, func(c *cells.Cell) {
-		c.Offerings = []cells.Offering{{InstanceType: instanceType, Zone: "local"}}
+		c.Offerings = []offering.Offering{{InstanceType: instanceType, Zone: "local"}}
 		c.Steps = []apiv1.Step{{Name: apiv1.StepPlaced, Time: now}, {Name: apiv1.StepLaunched, Time: now}, {Name: apiv1.StepBound, Time: now}}
 	})
 	m.events, m.messages = nil, nil

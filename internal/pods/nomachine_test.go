@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -142,11 +143,11 @@ func TestWhichPodsOfADaemonSetGetAMachine(t *testing.T) {
 	} {
 		h := newHarness(t)
 		h.restarted(func(cfg *Config) { cfg.Grants = c.grants })
-		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+		h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 			if _, err := placement.ParseAnnotations(p.Annotations); err != nil {
 				return nil, err
 			}
-			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+			return []offering.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
 		}
 		h.put(pod("a", c.change...))
 		h.must("a")

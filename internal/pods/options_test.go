@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -88,7 +89,7 @@ func TestACellHasARoleOnlyIfItsPodMayUseTheMetadataService(t *testing.T) {
 }
 
 func TestTheRootDiskIsAsLargeAsThePodAsks(t *testing.T) {
-	offerings := []cells.Offering{{InstanceType: "a", DiskBytes: 5 << 30}, {InstanceType: "b", DiskBytes: 100 << 30}}
+	offerings := []offering.Offering{{InstanceType: "a", DiskBytes: 5 << 30}, {InstanceType: "b", DiskBytes: 100 << 30}}
 	got := withDisk(offerings, placement.Annotations{VolumeSizeBytes: 20 << 30})
 	if got[0].DiskBytes != 20<<30 || got[1].DiskBytes != 100<<30 || offerings[0].DiskBytes != 5<<30 {
 		t.Errorf("%+v of %+v", got, offerings)

@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,7 +41,7 @@ func (h *harness) failedAs(name string) (reason, message string) {
 	return p.Status.Reason, p.Status.Message
 }
 
-func outOfAll(*corev1.Pod) ([]cells.Offering, error) {
+func outOfAll(*corev1.Pod) ([]offering.Offering, error) {
 	return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"nano"}}
 }
 
@@ -135,7 +136,7 @@ func TestAPodFailsNotBeforeItsMachineCouldBoot(t *testing.T) {
 	waits := func(phase apiv1.Phase, want time.Duration, change func(*cells.Cell)) {
 		t.Helper()
 		h.cells.set("uid-a", func(c *cells.Cell) {
-			c.Phase, c.Offerings = phase, []cells.Offering{{InstanceType: "nano", BootTimeout: boot}}
+			c.Phase, c.Offerings = phase, []offering.Offering{{InstanceType: "nano", BootTimeout: boot}}
 			change(c)
 		})
 		again := h.must("a")

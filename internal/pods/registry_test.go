@@ -8,6 +8,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -15,7 +16,7 @@ import (
 
 func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	h := newHarness(t)
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, errors.New("no") }
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) { return nil, errors.New("no") }
 	p := pod("a")
 	h.put(p)
 	h.must("a")
@@ -50,7 +51,7 @@ func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T)
 func TestNothingIsKeptOfAPodThatGoesWhileItIsLookedAt(t *testing.T) {
 	h := newHarness(t)
 	p := pod("a")
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) {
 		// It is deleted just now.
 		if err := h.informer.GetStore().Delete(p); err != nil {
 			t.Fatal(err)

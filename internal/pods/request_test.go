@@ -10,6 +10,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -95,7 +96,7 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	} {
 		name := strings.ToLower(strings.Fields(tc.want)[1])
 		h.events = nil
-		h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, tc.err }
+		h.place = func(*corev1.Pod) ([]offering.Offering, error) { return nil, tc.err }
 		h.put(pod(name))
 		again := h.must(name)
 		if again <= 0 {
@@ -115,12 +116,12 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 func TestAPodWhoseAnnotationIsMendedIsPlacedSoon(t *testing.T) {
 	h := newHarness(t)
 	looks := 0
-	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+	h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 		looks++
 		if p.Annotations["type"] == "bad" {
 			return nil, &placement.InvalidAnnotationError{}
 		}
-		return []cells.Offering{{InstanceType: "nano"}}, nil
+		return []offering.Offering{{InstanceType: "nano"}}, nil
 	}
 	annotate := func(v string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Annotations = map[string]string{"type": v} }

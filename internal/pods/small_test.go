@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -20,9 +21,9 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
 	h.restarted(func(c *Config) { c.MaxAttempts = 1 })
-	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
-		var fitting []cells.Offering
-		for _, o := range []cells.Offering{
+	h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
+		var fitting []offering.Offering
+		for _, o := range []offering.Offering{
 			{InstanceType: "small", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"},
 			{InstanceType: "as-small", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "second"},
 			{InstanceType: "large", MilliCPU: 4000, MemoryBytes: 16 * gib, Reason: "third"},
@@ -70,8 +71,8 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 func TestAPodWhoseMachineHadTooFewHugePagesGetsALargerOne(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
-	h.place = func(p *corev1.Pod) (fitting []cells.Offering, _ error) {
-		for _, o := range []cells.Offering{
+	h.place = func(p *corev1.Pod) (fitting []offering.Offering, _ error) {
+		for _, o := range []offering.Offering{
 			{InstanceType: "small", MilliCPU: 2000, MemoryBytes: 8 * gib},
 			{InstanceType: "as-small", MilliCPU: 2000, MemoryBytes: 8 * gib},
 			{InstanceType: "large", MilliCPU: 2000, MemoryBytes: 9 * gib},
@@ -134,11 +135,11 @@ func TestAPodThatNamesItsTypeTakesAnyRoom(t *testing.T) {
 func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
-	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+	h.place = func(p *corev1.Pod) ([]offering.Offering, error) {
 		if placement.ResourcesOf(p).MemoryBytes > 8*gib {
 			return nil, &placement.UnplaceableError{Need: "more"}
 		}
-		return []cells.Offering{{InstanceType: "largest", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"}}, nil
+		return []offering.Offering{{InstanceType: "largest", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"}}, nil
 	}
 	h.put(pod("a", func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("7800Mi")}

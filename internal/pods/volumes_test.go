@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -53,7 +54,7 @@ func TestAPodThatFitsNothingIsToldWhereItsDiskIs(t *testing.T) {
 	h := newHarness(t)
 	h.put(pod("a"))
 	h.needs.Disks = []volumes.Disk{{ID: "disk-1", Volume: "pvc-1", Zone: "b"}}
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, errors.New("no instance type fits") }
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) { return nil, errors.New("no instance type fits") }
 	h.must("a")
 	if why := h.c.Waiting(pod("a").UID); !strings.HasSuffix(why, "no instance type fits; the disks of its volumes are in zone b") {
 		t.Errorf("the pod waits for %q", why)
@@ -152,7 +153,7 @@ func TestAClaimWakesNoPodThatWaitsForCapacity(t *testing.T) {
 	h.volumeErr = &volumes.NotReadyError{Volume: "v", Why: "not bound"}
 	h.clock.Step(h.must("a"))
 	h.volumeErr = nil
-	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, errors.New("no instance type fits") }
+	h.place = func(*corev1.Pod) ([]offering.Offering, error) { return nil, errors.New("no instance type fits") }
 	h.must("a")
 	before := h.untilWoken("a")
 	h.c.requests.volumes.claimChanged(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}})

@@ -24,7 +24,7 @@ type twoNodes struct {
 	short shortages
 }
 
-func (twoNodes) StandbyNode(o cells.Offering) string {
+func (twoNodes) StandbyNode(o offering.Offering) string {
 	if o.Zone == "b" {
 		return secondNode
 	}
@@ -66,7 +66,7 @@ func (n asNode) Pods(string) corev1client.PodInterface { return client{s: n.k.w.
 
 // Choose goes by the size that a pod asks for.
 func (n twoNodes) Choose(_ context.Context, pod *corev1.Pod, zone string) (placement.Chosen, error) {
-	var list []cells.Offering
+	var list []offering.Offering
 	switch pod.Labels["size"] {
 	case "spot":
 		list = append(offeringsOf("small", true), offeringsOf("small", false)...)
@@ -76,13 +76,13 @@ func (n twoNodes) Choose(_ context.Context, pod *corev1.Pod, zone string) (place
 		inside := offeringsOf("small", false)[0]
 		onHost := inside
 		inside.Reservation, onHost.Reservation, onHost.Dedicated = oneReserved, oneHost, true
-		list = append([]cells.Offering{inside, onHost}, offeringsOf("small", false)...)
+		list = append([]offering.Offering{inside, onHost}, offeringsOf("small", false)...)
 	case "large":
 		list = offeringsOf("large", false)
 	default:
 		return placement.Chosen{}, &placement.UnplaceableError{Need: "cpu 1000"}
 	}
-	list = slices.DeleteFunc(list, func(o cells.Offering) bool { return zone != "" && o.Zone != zone })
+	list = slices.DeleteFunc(list, func(o offering.Offering) bool { return zone != "" && o.Zone != zone })
 	if list = n.short.available(list); len(list) == 0 {
 		return placement.Chosen{}, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
 	}

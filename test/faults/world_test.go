@@ -29,6 +29,7 @@ import (
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/instancetypes"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/store"
@@ -93,11 +94,11 @@ var catalogue = []catalog.InstanceType{
 	}},
 }
 
-func offeringsOf(instanceType string, spot bool) (list []cells.Offering) {
+func offeringsOf(instanceType string, spot bool) (list []offering.Offering) {
 	for _, t := range catalogue {
 		for _, o := range t.Offerings {
 			if t.Name == instanceType && o.Spot == spot {
-				list = append(list, cells.Offering{
+				list = append(list, offering.Offering{
 					InstanceType: t.Name, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, PricePerHour: o.PricePerHour,
 					MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: 1 << 30, BootTimeout: bootTimeout, Reason: "the cheapest that fits",
 					DiskPerHour: 0.01, AddressUnpriced: o.Zone == "b",
@@ -478,7 +479,7 @@ func (k *kip) run() error {
 	short := shortages{capacity.New(clock.RealClock{})}
 	var pools []cells.Pool
 	for _, p := range w.pools {
-		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offerings: func() ([]cells.Offering, error) {
+		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offerings: func() ([]offering.Offering, error) {
 			if list := short.available(offeringsOf(p.instanceType, false)); len(list) > 0 {
 				return list, nil
 			}
@@ -626,16 +627,16 @@ func (c podCells) ReleaseVanished(ctx context.Context, uid types.UID, why string
 // shortages are what the cloud did not serve in this life of Kip.
 type shortages struct{ known *capacity.Shortages }
 
-func (s shortages) Mark(o cells.Offering, answer error) {
+func (s shortages) Mark(o offering.Offering, answer error) {
 	s.known.Mark(instancetypes.Shortage(o, answer))
 }
 
-func (s shortages) Unavailable(o cells.Offering) bool {
+func (s shortages) Unavailable(o offering.Offering) bool {
 	return s.known.Unavailable(o.Key())
 }
 
 // available leaves out what is not served.
-func (s shortages) available(all []cells.Offering) []cells.Offering {
+func (s shortages) available(all []offering.Offering) []offering.Offering {
 	return slices.DeleteFunc(all, s.Unavailable)
 }
 
