@@ -35,7 +35,7 @@ func (a Account) labels() string {
 	return strings.Join(all, ",")
 }
 
-// cost is what the cell has cost until now, by the price at which it was chosen.
+// cost returns what the cell has cost until now, by the price at which it was chosen.
 func (c Cell) cost(now time.Time) Cost {
 	offering, seconds := c.Offering(), c.BilledSeconds
 	if from := c.launched(); !from.IsZero() && !c.Stopped {
@@ -50,7 +50,7 @@ func (c Cell) cost(now time.Time) Cost {
 	}
 }
 
-// entries are what the cell has cost in some seconds from a time on: of the pool until a
+// entries returns what the cell has cost in some seconds from a time on: of the pool until a
 // pod was given it, and then of the pod, which has used so much of it.
 func (c *Cell) entries(from time.Time, seconds float64, use costs.Use) []costs.Entry {
 	if from.IsZero() || seconds <= 0 {
@@ -87,7 +87,7 @@ func (c *Cell) entries(from time.Time, seconds float64, use costs.Use) []costs.E
 	return all
 }
 
-// running are the entries of what the cell has cost since it was last launched or started.
+// running returns the entries of what the cell has cost since it was last launched or started.
 func (c *Cell) running(now time.Time, use costs.Use) []costs.Entry {
 	if c.Stopped {
 		return nil
@@ -96,7 +96,7 @@ func (c *Cell) running(now time.Time, use costs.Use) []costs.Entry {
 	return c.entries(from, now.Sub(from).Seconds(), use)
 }
 
-// ended are the entries of a cell whose instance is stopped, or gone, by a change.
+// ended returns the entries of a cell whose instance is stopped, or gone, by a change.
 func ended(before, after *Cell, now time.Time, use costs.Use) []costs.Entry {
 	switch {
 	case after.Phase == apiv1.Gone:
@@ -113,7 +113,7 @@ type Meter interface {
 	Use(cell string) costs.Use
 }
 
-// useOf is what the pod of a cell has used, if that is measured.
+// useOf returns what the pod of a cell has used, if that is measured.
 func useOf(m Meter, cell *Cell) costs.Use {
 	if m == nil {
 		return costs.Use{}

@@ -21,7 +21,7 @@ var (
 	errAgentFetched = errors.New("its agent is being fetched")
 )
 
-// Agent is the agent that the cell was launched for; nil where that of its image will do.
+// Agent returns the agent that the cell was launched for; nil where that of its image will do.
 func (c Cell) Agent() *agentapi.Agent {
 	if c.Launch == nil {
 		return nil

@@ -58,7 +58,7 @@ func (s *announcements) interrupt(ctx context.Context, i cloud.Interruption) {
 	}
 }
 
-// planned are the instances that the cloud is to take for what it has planned.
+// planned returns the instances that the cloud is to take for what it has planned.
 func (s *announcements) planned() (instances []string) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -82,7 +82,7 @@ func (s *asyncOps) has(what string) bool {
 	return s.now != nil && s.now.what == what
 }
 
-// waitsFor is what is being done for a cell; "" for nothing.
+// waitsFor returns what is being done for a cell; "" for nothing.
 func (s *asyncOps) waitsFor() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

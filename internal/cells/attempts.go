@@ -14,7 +14,7 @@ type attempts struct {
 	next   time.Time // none is made before
 }
 
-// wait is how long none is made.
+// wait returns how long none is made.
 func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
 
 // fail notes that one has failed.

@@ -63,7 +63,7 @@ func (s *StoreGeneration) noteAway(now time.Time) {
 	}
 }
 
-// awayAfter is how long after a time cells of earlier processes were not connected to, since they may run
+// awayAfter returns how long after a time cells of earlier processes were not connected to, since they may run
 // more than their records say.
 func (s *StoreGeneration) awayAfter(from time.Time) time.Duration {
 	s.mu.Lock()

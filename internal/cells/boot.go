@@ -16,7 +16,7 @@ type Boot struct {
 	Ready time.Time `json:"ready,omitzero"`
 }
 
-// shown is what people are shown of it; nil for nothing.
+// shown returns what people are shown of it; nil for nothing.
 func (b Boot) shown() *apiv1.Boot {
 	if b.Told.IsZero() {
 		return nil
@@ -51,7 +51,7 @@ func (c *Cell) agentIsNews(reported agentapi.RunningAgent) bool {
 	return reported != (agentapi.RunningAgent{}) && reported != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
 }
 
-// shownAgent is what people are shown of the agent, by a Kip of this version; nil for nothing.
+// shownAgent returns what people are shown of the agent, by a Kip of this version; nil for nothing.
 func (c *Cell) shownAgent(kip string) *apiv1.Agent {
 	if c.AgentRuns == (agentapi.RunningAgent{}) {
 		return nil

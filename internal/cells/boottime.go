@@ -16,7 +16,7 @@ type bootTimes struct {
 	loop       *loop
 }
 
-// left is how much time a booting cell has left, and what it is to do in it. What Kip was late, or
+// left returns how much time a booting cell has left, and what it is to do in it. What Kip was late, or
 // kept the cell waiting, is not taken off.
 func (s *bootTimes) left(e *entry, cell *Cell, session agentSession) (left time.Duration, what string) {
 	from, what := cell.StepTime(apiv1.StepJoined), "become ready"

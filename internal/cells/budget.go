@@ -220,7 +220,7 @@ func (s *budgets) reserveNext(cell *Cell, offerings []Offering) ([]Offering, err
 	return nil, first
 }
 
-// paidFrom is since when a cell that runs costs its namespace what it does; zero where it
+// paidFrom returns since when a cell that runs costs its namespace what it does; zero where it
 // costs it nothing. What it cost as a standby cell was no namespace's.
 func (c *Cell) paidFrom() time.Time {
 	from := c.launched()
@@ -235,7 +235,7 @@ func (c *Cell) paidFrom() time.Time {
 	return from
 }
 
-// spentSince is what the cell has cost its namespace since then, in dollars.
+// spentSince returns what the cell has cost its namespace since then, in dollars.
 func (c *Cell) spentSince(since, now time.Time) float64 {
 	return hours(c.paidFrom(), since, now) * c.Offering().CostPerHour()
 }

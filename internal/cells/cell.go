@@ -156,7 +156,7 @@ type Launch struct {
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
-// Offering is what the cell is, or will be, launched as.
+// Offering returns what the cell is, or will be, launched as.
 func (c Cell) Offering() Offering {
 	if len(c.Offerings) == 0 {
 		return Offering{}
@@ -176,7 +176,7 @@ func (c Cell) Live() bool {
 // Kept reports whether the cell stays for a time although its pod has failed.
 func (c Cell) Kept() bool { return c.Phase == apiv1.Draining && !c.KeepUntil.IsZero() }
 
-// StepTime is when the named step happened; zero if it has not.
+// StepTime returns when the named step happened; zero if it has not.
 func (c Cell) StepTime(name string) time.Time {
 	for _, s := range c.Steps {
 		if s.Name == name {
@@ -213,7 +213,7 @@ func (c Cell) clone() Cell {
 	return c
 }
 
-// image is what the cell's machine has booted, in the cloud's own terms; "" where the cloud does not say.
+// image returns what the cell's machine has booted, in the cloud's own terms; "" where the cloud does not say.
 func (c *Cell) image() string {
 	if c.Launch == nil || c.Instance == nil {
 		return ""
@@ -233,7 +233,7 @@ func (c *Cell) setInstance(i cloud.Instance, now time.Time) {
 	c.Instance = &i
 }
 
-// zone is where the cell's instance is, or may be; "" if nothing was launched for it.
+// zone returns where the cell's instance is, or may be; "" if nothing was launched for it.
 func (c Cell) zone() string {
 	switch {
 	case c.Instance != nil:
@@ -244,10 +244,10 @@ func (c Cell) zone() string {
 	return ""
 }
 
-// Launched is when the instance came to be, as well as Kip knows; zero if it has none.
+// Launched returns when the instance came to be, as well as Kip knows; zero if it has none.
 func (c Cell) Launched() time.Time { return c.launched() }
 
-// launched is when the instance came to be, as well as Kip knows; zero if it has
+// launched returns when the instance came to be, as well as Kip knows; zero if it has
 // none.
 func (c Cell) launched() time.Time {
 	if c.Instance != nil && !c.Instance.Launched.IsZero() {

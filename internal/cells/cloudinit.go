@@ -12,7 +12,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// CloudInit is the digest of the cloud-init file that the cell was launched with; "" for none.
+// CloudInit returns the digest of the cloud-init file that the cell was launched with; "" for none.
 func (c Cell) CloudInit() string {
 	if c.Launch == nil {
 		return ""

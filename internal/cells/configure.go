@@ -93,7 +93,7 @@ func newAgentConfigs(cfg Config) *agentConfigs {
 	}}
 }
 
-// clusterDNS is where pods ask for names.
+// clusterDNS returns where pods ask for names.
 func (s *agentConfigs) clusterDNS() []netip.Addr {
 	if s.dns == nil {
 		return nil
@@ -101,7 +101,7 @@ func (s *agentConfigs) clusterDNS() []netip.Addr {
 	return s.dns.Addresses()
 }
 
-// of is what a cell is told after it has joined.
+// of returns what a cell is told after it has joined.
 func (s *agentConfigs) of(cell *Cell, node string, dns []netip.Addr) agentapi.Config {
 	config := s.all
 	config.NodeName, config.ClusterDNS, config.Routes = node, dns, s.routesOf(cell)
@@ -112,7 +112,7 @@ func (s *agentConfigs) of(cell *Cell, node string, dns []netip.Addr) agentapi.Co
 	return config
 }
 
-// routesOf are the networks that a cell's pod is to get what is for them.
+// routesOf returns the networks that a cell's pod is to get what is for them.
 func (s *agentConfigs) routesOf(cell *Cell) []netip.Prefix {
 	if !routed(s.calls, cell) {
 		return nil

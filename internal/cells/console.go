@@ -32,7 +32,7 @@ const (
 // agentsLine is one that the agent wrote, in the form of the kernel's.
 var agentsLine = regexp.MustCompile(`^\[ *[0-9]+\.[0-9]+\] ` + agentapi.ConsolePrefix)
 
-// agentsLast are the last lines of the agent's among others.
+// agentsLast returns the last lines of the agent's among others.
 func agentsLast(lines []string) []string {
 	own := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !agentsLine.MatchString(line) })
 	own = own[max(0, len(own)-eventLines):]

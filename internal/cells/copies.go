@@ -27,7 +27,7 @@ type wholeStatus struct {
 
 func whole(s apiv1.CellStatus) wholeStatus { return wholeStatus{CellStatus: s, Beside: s.Beside} }
 
-// copiesShown are the copies on a cell as its resource shows them.
+// copiesShown returns the copies on a cell as its resource shows them.
 func (m *Mirror) copiesShown(id string) (list []apiv1.BesidePod) {
 	if m.copies == nil {
 		return nil

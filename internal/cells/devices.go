@@ -16,7 +16,7 @@ import (
 // gpuTimeout is how long a machine without its GPUs is paid for.
 const gpuTimeout = 5 * time.Minute
 
-// lacked is the first resource of which a kubelet has less than the pod asks for: how many it
+// lacked returns the first resource of which a kubelet has less than the pod asks for: how many it
 // has, and how many are asked for; both are 0 if it has all.
 func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked int64) {
 	lacks := func(of corev1.ResourceName, count int64) bool {

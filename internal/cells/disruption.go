@@ -43,7 +43,7 @@ func (h silentCounts) disruptions() disruptions {
 	return d
 }
 
-// of is the widest of them that a location is in.
+// of returns the widest of them that a location is in.
 func (d disruptions) of(l location) (place location, is bool) {
 	for _, place := range l.within() {
 		if d[place] {

@@ -43,7 +43,7 @@ type entry struct {
 	held           sync.Map // what single parts know of it, by their perCells
 }
 
-// cell is the record as it is now.
+// cell returns the record as it is now.
 func (e *entry) cell() *Cell { return e.current.Load() }
 
 func newEntry(cell Cell, revision int64) *entry {

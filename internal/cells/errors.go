@@ -45,7 +45,7 @@ func unfitForType(err error) bool {
 	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""
 }
 
-// whyUnfit is what a cloud found to be the operator's fault, without the call that it said so of;
+// whyUnfit returns what a cloud found to be the operator's fault, without the call that it said so of;
 // "" for any other error.
 func whyUnfit(err error) string {
 	if !errors.Is(err, cloud.ErrUnfit) {
@@ -57,7 +57,7 @@ func whyUnfit(err error) string {
 	return err.Error()
 }
 
-// retryAfter is after how long a call is worth trying again, as the cloud says; 0 if it does
+// retryAfter returns after how long a call is worth trying again, as the cloud says; 0 if it does
 // not.
 func retryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*cloud.Error](err); ok {

@@ -43,7 +43,7 @@ type generation struct {
 // over and its records are not forgotten yet which are not to be trusted.
 func (g generation) isBehind() bool { return len(g.UnknownLines) > 0 || g.Distrusted }
 
-// tag is the value of cloud.TagGeneration of the last launch.
+// tag returns the value of cloud.TagGeneration of the last launch.
 func (g generation) tag() string { return fmt.Sprintf("%s.%d", g.Line, g.Number) }
 
 // generationOf returns the line and the number that an instance is tagged with. One

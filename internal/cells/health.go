@@ -22,7 +22,7 @@ type Health struct {
 	Check time.Duration
 }
 
-// pollInterval is how often the cloud is asked for its list at least.
+// pollInterval returns how often the cloud is asked for its list at least.
 func (h Health) pollInterval() time.Duration {
 	if h.CloudAPI {
 		return min(h.Interval, idlePoll)
@@ -30,7 +30,7 @@ func (h Health) pollInterval() time.Duration {
 	return idlePoll
 }
 
-// missingTimeout is how long the cloud's list may lack the instance of a cell.
+// missingTimeout returns how long the cloud's list may lack the instance of a cell.
 func (h Health) missingTimeout(silent bool) time.Duration {
 	switch {
 	case h.CloudAPI && h.HealthyTimeout > 0:

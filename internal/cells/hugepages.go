@@ -116,7 +116,7 @@ func tooFewPages(cell *Cell, why string) cellEnd {
 	return cellEnd{CauseTooSmall, why, events.NewCellTooSmall(cell.ID, why)}
 }
 
-// uncounted is the first resource of huge pages of which a kubelet counts fewer than its pod asks for; "" for none.
+// uncounted returns the first resource of huge pages of which a kubelet counts fewer than its pod asks for; "" for none.
 func uncounted(want []HugePages, node *corev1.Node) string {
 	for _, w := range want {
 		var has resource.Quantity

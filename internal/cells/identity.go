@@ -12,7 +12,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// ControllerID is the identity of a Kip: derived from the cluster (the UID of
+// ControllerID returns the identity of a Kip: derived from the cluster (the UID of
 // its kube-system namespace) and the node's name, so that a lost volume orphans
 // nothing. 26 lower-case characters, as long as the original's.
 func ControllerID(clusterUID, nodeName string) string {
@@ -27,7 +27,7 @@ func newID(prefix string) string {
 	return prefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
 }
 
-// JoinID is the cell ID under which the cell's machine joins: what the machine can
+// JoinID returns the cell ID under which the cell's machine joins: what the machine can
 // know of it. That is the cell's own; or, where the machines of its launch share
 // their user data, that of its place in the launch.
 func (c Cell) JoinID() string {
@@ -37,7 +37,7 @@ func (c Cell) JoinID() string {
 	return c.ID
 }
 
-// joinIDOf is the JoinID of the cell that an instance is.
+// joinIDOf returns the JoinID of the cell that an instance is.
 func joinIDOf(i cloud.Instance) string {
 	if batch := i.Tags[cloud.TagBatch]; batch != "" {
 		return agentapi.BatchCell(batch, i.Place)

@@ -20,7 +20,7 @@ type idling struct {
 // notTaken is the wait of an idle standby cell.
 const notTaken = "no pod has taken it yet"
 
-// idle is what a standby cell does until it is taken.
+// idle has a standby cell wait until a pod takes it, or has it stopped.
 func (s *idling) idle(ctx context.Context, e *entry) (progress, error) {
 	if s.stops(e.cell()) {
 		if err := s.stopping.begin(ctx, e); err != nil {

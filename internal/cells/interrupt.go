@@ -20,7 +20,7 @@ const noticeOver = 2 * time.Minute
 // within half an hour.
 const certainOver = 35 * time.Minute
 
-// noticeOver is how long after its time the notice of the cell is of no more worth.
+// noticeOver returns how long after its time Kip drops the notice of a cell that is still heard.
 func (cell *Cell) noticeOver() time.Duration {
 	if cell.Certain {
 		return certainOver

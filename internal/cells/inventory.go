@@ -49,7 +49,7 @@ func (v *inventory) last() snapshot {
 	return v.latest
 }
 
-// orphanCount is how many instances have no cell.
+// orphanCount returns how many instances have no cell.
 func (v *inventory) orphanCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()

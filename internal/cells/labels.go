@@ -7,7 +7,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// labelTags are the labels of a cell's pod that costs are kept by, as tags. A label with the key of one of Kip's own tags
+// labelTags returns the labels of a cell's pod that costs are kept by, as tags. A label with the key of one of Kip's own tags
 // is none: Kip knows its instances by these.
 func labelTags(cell *Cell) map[string]string {
 	tags := maps.Clone(cell.Account.Labels)
@@ -15,7 +15,7 @@ func labelTags(cell *Cell) map[string]string {
 	return tags
 }
 
-// commonLabels are the labels on which the pods of all cells of a launch agree. They are tags in its call.
+// commonLabels returns the labels on which the pods of all cells of a launch agree. They are tags in its call.
 func commonLabels(cells []Cell) map[string]string {
 	common := labelTags(&cells[0])
 	for n := range cells {

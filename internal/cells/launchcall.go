@@ -129,7 +129,7 @@ func (s *callBuilder) spec(cell Cell, nameTag string) cloud.LaunchSpec {
 	}
 }
 
-// tags are those of one machine: the labels of its pod, and Kip's own.
+// tags returns those of one machine: the labels of its pod, and Kip's own.
 func tags(cell Cell) map[string]string {
 	tags := ownTags(cell)
 	maps.Copy(tags, labelTags(&cell))

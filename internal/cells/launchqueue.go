@@ -142,13 +142,13 @@ func (q *launchQueue) next(most func(offering.Key) int, allow func(n int) int) (
 	return group
 }
 
-// headLocked is the cell that is launched next: of the namespace whose turn it is, that which has
+// headLocked returns the cell that is launched next: of the namespace whose turn it is, that which has
 // waited longest. The caller holds mu, and something waits.
 func (q *launchQueue) headLocked() queuedCell {
 	return q.items[slices.IndexFunc(q.items, func(i queuedCell) bool { return i.namespace == q.turns[0] })]
 }
 
-// alikeLocked is how many cells go with one, itself among them. The caller holds mu.
+// alikeLocked returns how many cells go with one, itself among them. The caller holds mu.
 func (q *launchQueue) alikeLocked(one queuedCell) (n int) {
 	for _, i := range q.items {
 		if i.callKey == one.callKey {

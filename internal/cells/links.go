@@ -58,7 +58,7 @@ type API interface {
 
 var _ API = (*cellapi.Cell)(nil)
 
-// OverTunnels are the tunnels of a dialer.
+// OverTunnels returns the tunnels of a dialer.
 func OverTunnels(d *tunnel.Dialer) Tunnels { return dialer{d} }
 
 type dialer struct{ *tunnel.Dialer }
@@ -85,7 +85,7 @@ func (s session) Trust(ctx context.Context) error {
 	return s.Session.Trust(ctx)
 }
 
-// ServedBy are the APIs of a cell API server.
+// ServedBy returns the APIs of a cell API server.
 func ServedBy(s *cellapi.Server) APIs { return server{s} }
 
 type server struct{ *cellapi.Server }

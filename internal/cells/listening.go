@@ -30,7 +30,7 @@ func (l *listening) begin(now time.Time) {
 	}
 }
 
-// since is when this process began to listen, or when the last disruption was over: since then it has heard the cells without a gap.
+// since returns when this process began to listen, or when the last disruption was over: since then it has heard the cells without a gap.
 // It is zero before Run.
 func (l *listening) since() time.Time {
 	l.mu.Lock()

@@ -5,13 +5,13 @@ import "slices"
 // location is where machines are launched; the zero one is everywhere.
 type location struct{ zone, subnet string }
 
-// location is where a cell is.
+// location returns where a cell is.
 func (e *entry) location() location {
 	o := e.cell().Offering()
 	return location{zone: o.Zone, subnet: o.Subnet}
 }
 
-// within are the places that a location is in, the widest first: everywhere, its zone and itself.
+// within returns the places that a location is in, the widest first: everywhere, its zone and itself.
 func (l location) within() []location {
 	return slices.Compact([]location{{}, {zone: l.zone}, l})
 }

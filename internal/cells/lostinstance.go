@@ -68,7 +68,7 @@ func (s *lostInstances) endBy(ctx context.Context, e *entry, population int, of 
 	}
 }
 
-// signOf is what an instance that is not there any more says of its cell.
+// signOf returns what an instance that is not there any more says of its cell.
 func signOf(a absent, sure bool, fault error) sign {
 	if fault == nil {
 		return sign{cause: CauseLost, why: "instance " + a.instance() + " is no longer in the cloud's list", sure: sure}
@@ -81,7 +81,7 @@ func signOf(a absent, sure bool, fault error) sign {
 	}
 }
 
-// causeOf is why a cell ends whose instance the cloud has ended.
+// causeOf returns why a cell ends whose instance the cloud has ended.
 func causeOf(fault error) Cause {
 	switch {
 	case isShortage(fault):

@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// tooSmall reports whether a machine that was measured is too small for what a pod needs: false if it was not, or the pod takes what there is.
+// tooSmall reports whether a machine that was measured is too small for what a pod needs. It is not if nobody measured it, or if the pod
+// takes what there is.
 func tooSmall(measured, needs catalog.Resources, reserved int64) bool {
 	if measured.None() || needs.None() {
 		return false

@@ -247,7 +247,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 	return err
 }
 
-// Status is what the Cell resource says of a cell.
+// Status returns what the Cell resource says of a cell.
 func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 	offering := cell.Offering()
 	s := apiv1.CellStatus{

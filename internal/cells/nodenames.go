@@ -10,7 +10,7 @@ type nodeNames struct {
 	one   string // that of cells whose record says none
 }
 
-// of is the virtual node that a cell's kubelet is to be.
+// of returns the virtual node that a cell's kubelet is to be.
 func (s *nodeNames) of(cell *Cell) string {
 	if cell.Node == "" && cell.Pod.UID == "" && s.nodes != nil {
 		return s.nodes.StandbyNode(cell.Offering())

@@ -19,7 +19,7 @@ var next = map[apiv1.Phase][]apiv1.Phase{
 	apiv1.Terminating: {apiv1.Gone},
 }
 
-// order is how far a phase is in a cell's life.
+// order returns how far a phase is in a cell's life.
 func order(p apiv1.Phase) int {
 	return slices.Index([]apiv1.Phase{
 		apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone,

@@ -90,12 +90,12 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	return done, nil
 }
 
-// staticPlugins are those of a list that the agent runs. For the others the pod waits as it does for what runs beside it.
+// staticPlugins returns those of a list that the agent runs. For the others the pod waits as it does for what runs beside it.
 func staticPlugins(list []Plugin) []Plugin {
 	return slices.DeleteFunc(slices.Clone(list), func(p Plugin) bool { return p.Beside })
 }
 
-// driversBeside are the drivers of a list whose plugins run as copies of a DaemonSet's pod.
+// driversBeside returns the drivers of a list whose plugins run as copies of a DaemonSet's pod.
 func driversBeside(list []Plugin) (names []string) {
 	for _, p := range list {
 		if p.Beside {
@@ -105,7 +105,7 @@ func driversBeside(list []Plugin) (names []string) {
 	return names
 }
 
-// pluginRequests are what the pods of plugins ask for together. What cannot be read asks for nothing: the agent refuses it.
+// pluginRequests returns what the pods of plugins ask for together. What cannot be read asks for nothing: the agent refuses it.
 func pluginRequests(list []Plugin) corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for _, p := range list {

@@ -144,12 +144,12 @@ func (all *pools) offerings(name string) ([]Offering, error) {
 // errLater: no cell is to be made for the pool yet.
 var errLater = errors.New("the standby pool waits")
 
-// newCell is the record of a new cell for a pool.
+// newCell returns the record of a new cell for a pool.
 func (all *pools) newCell(name string, offerings []Offering) Cell {
 	return all.recipe.standbyCell(name, offerings, all.clock.Now())
 }
 
-// next is the time until the pools are to be checked again, unasked.
+// next returns the time until the pools are to be checked again, unasked.
 func (all *pools) next() time.Duration {
 	all.mu.Lock()
 	defer all.mu.Unlock()

@@ -30,13 +30,13 @@ var (
 // notConnected is the wait of a cell for its agent.
 const notConnected = "its agent is not connected"
 
-// await is the progress of a cell that something wakes when it need not wait any more.
+// await returns the progress of a cell that something wakes when it need not wait any more.
 func await(why string) progress { return progress{why: why} }
 
-// waitFor is the progress of a cell that is to check again after a time.
+// waitFor returns the progress of a cell that is to check again after a time.
 func waitFor(why string, again time.Duration) progress { return progress{why: why, again: again} }
 
-// underWay is the progress of a cell for which something is done aside, which wakes it.
+// underWay returns the progress of a cell for which something is done aside, which wakes it.
 func underWay(why string) progress { return progress{state: isUnderWay, why: why} }
 
 // waits reports whether the cell waits.

@@ -33,7 +33,7 @@ type recipe struct {
 	reserved int64   // bytes of memory that are the cell's own
 }
 
-// digest is the digest of the file that counts for the next launch.
+// digest returns the digest of the file that counts for the next launch.
 func (r *recipe) digest() string {
 	if r.file == nil {
 		return ""
@@ -49,7 +49,7 @@ func (r *recipe) template(cloudInit string) string {
 	return r.settings + "-" + cloudInit[:min(len(cloudInit), 16)]
 }
 
-// standbyCell is the record of a new cell for a pool.
+// standbyCell returns the record of a new cell for a pool.
 func (r *recipe) standbyCell(pool string, offerings []Offering, now time.Time) Cell {
 	cell := Cell{
 		ID:        newID("cell-"),
@@ -64,7 +64,7 @@ func (r *recipe) standbyCell(pool string, offerings []Offering, now time.Time) C
 	return cell
 }
 
-// startKind is the kind of launch by which the cloud starts what is launched now like a cell.
+// startKind returns the kind of launch by which the cloud starts what is launched now like a cell.
 func (r *recipe) startKind(cell *Cell) launchKind {
 	return launchKind{
 		starts: true, template: r.settings, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch,

@@ -87,7 +87,7 @@ func (s *refusalReports) reportRefusing(cells []silence, now time.Time) {
 // refusalsLeast is how many cells are believed at least that Kip is not obeyed.
 const refusalsLeast = 2
 
-// summary is what the cells say of this Kip, if most of them do. A Kip that is followed, and a
+// summary returns what the cells say of this Kip, if most of them do. A Kip that is followed, and a
 // store that is older than a rotation, are refused by all cells that the store knows, but for
 // new ones. What a few say, their roots may have made up.
 func (r refusals) summary() string {

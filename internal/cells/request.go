@@ -111,7 +111,7 @@ func (s *requests) affords(ctx context.Context, r Request) (over error) {
 	return over
 }
 
-// best are the offerings that people are shown.
+// best returns the offerings that people are shown.
 func (r Request) best() []Offering { return r.Offerings[:min(len(r.Offerings), apiv1.MaxCandidates)] }
 
 // ErrHasCell reports that the pod has a cell: it has at most one at a time.

@@ -34,7 +34,7 @@ func (s agentSession) ready(ctx context.Context) bool {
 	}
 }
 
-// lastError is why the agent was not connected last; nil where there is no session.
+// lastError returns why the agent was not connected last; nil where there is no session.
 func (s agentSession) lastError() error {
 	if !s.opened() {
 		return nil
@@ -42,7 +42,7 @@ func (s agentSession) lastError() error {
 	return s.tunnel.LastError()
 }
 
-// refusal is why a cell that is there does not obey this process: another Kip has connected
+// refusal returns why a cell that is there does not obey this process: another Kip has connected
 // to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
 // Nil if it does.
 func (s agentSession) refusal() error {
@@ -56,7 +56,7 @@ func (s agentSession) refusal() error {
 	return nil
 }
 
-// lastHeard is when the agent was last heard; zero where there is no session.
+// lastHeard returns when the agent was last heard; zero where there is no session.
 func (s agentSession) lastHeard() time.Time {
 	if !s.opened() {
 		return time.Time{}
@@ -64,7 +64,7 @@ func (s agentSession) lastHeard() time.Time {
 	return s.tunnel.LastHeard()
 }
 
-// heldBack is until when Kip kept the cell waiting; zero where there is no session.
+// heldBack returns until when Kip kept the cell waiting; zero where there is no session.
 func (s agentSession) heldBack() time.Time {
 	if !s.opened() {
 		return time.Time{}
@@ -72,7 +72,7 @@ func (s agentSession) heldBack() time.Time {
 	return s.tunnel.HeldBack()
 }
 
-// ca is the hash of the CA by which the cell knows Kip; "" where there is no session.
+// ca returns the hash of the CA by which the cell knows Kip; "" where there is no session.
 func (s agentSession) ca() string {
 	if !s.opened() {
 		return ""

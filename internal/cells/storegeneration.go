@@ -54,7 +54,7 @@ func NewStoreGeneration(st *store.Store, listLag time.Duration) *StoreGeneration
 // lack them.
 const newAge = orphanAge
 
-// proofAge is how far apart the two lists are; 0 where one is enough, since it lacks nothing.
+// proofAge returns how far apart the two lists are; 0 where one is enough, since it lacks nothing.
 func (s *StoreGeneration) proofAge() time.Duration {
 	if s.listLag == 0 {
 		return 0

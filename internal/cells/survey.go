@@ -108,7 +108,7 @@ func (s *surveys) lastLease(one silence) time.Time {
 // forever is longer than anybody waits.
 const forever = time.Duration(1<<63 - 1)
 
-// timeout is how long the cell may be silent.
+// timeout returns how long the cell may be silent.
 func (s *surveys) timeout(cell *Cell) time.Duration {
 	timeout := s.rules.HealthyTimeout
 	if cell.HealthyTimeout != nil {

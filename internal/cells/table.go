@@ -107,7 +107,7 @@ func (t *table) indexLocked(e *entry, next *cloud.Instance) {
 	}
 }
 
-// havingInstance is the cell that has an instance; nil where none has.
+// havingInstance returns the cell that has an instance; nil where none has.
 func (t *table) havingInstance(id string) *entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,7 +229,7 @@ func (t *table) ending(e *entry) (why string, cause Cause) {
 	return e.ending, e.cause
 }
 
-// standbyCells are those that no pod has, and that are not to end.
+// standbyCells returns those that no pod has, and that are not to end.
 func (t *table) standbyCells() (list []*Cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -105,7 +105,7 @@ func (s *terminations) forget(instance string) {
 	s.guard.Forget(instance)
 }
 
-// accepted is when the cloud accepted the termination of an instance; zero before.
+// accepted returns when the cloud accepted the termination of an instance; zero before.
 func (s *terminations) accepted(instance string) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

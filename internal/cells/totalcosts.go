@@ -31,7 +31,7 @@ func (s *totalCosts) total() []Cost {
 	})
 }
 
-// runningEntries are those of the cells that run, in order of the cells, with what of them
+// runningEntries returns those of the cells that run, in order of the cells, with what of them
 // stands idle.
 func (s *totalCosts) runningEntries() []costs.Entry {
 	return s.entriesNow(func(cell *Cell) costs.Use { return useOf(s.meter, cell) })

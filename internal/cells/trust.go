@@ -159,7 +159,7 @@ func (s *trust) unmovedCells() (all []Unmoved) {
 	return s.unmovedOfLocked(s.unmovedLocked())
 }
 
-// unmovedLocked are the entries of Unmoved. The caller holds table.mu.
+// unmovedLocked returns the entries of Unmoved. The caller holds table.mu.
 func (s *trust) unmovedLocked() (all []*entry) {
 	for _, e := range s.table.byID {
 		if cell := e.cell(); cell.Launch == nil || cell.Phase == apiv1.Terminating {
@@ -173,7 +173,7 @@ func (s *trust) unmovedLocked() (all []*entry) {
 	return all
 }
 
-// unmovedOfLocked is what a person is shown of unmoved cells. The caller holds table.mu.
+// unmovedOfLocked returns what a person is shown of unmoved cells. The caller holds table.mu.
 func (s *trust) unmovedOfLocked(entries []*entry) (all []Unmoved) {
 	for _, e := range entries {
 		all = append(all, Unmoved{Cell: *e.cell(), Why: s.unmovedForLocked(e)})

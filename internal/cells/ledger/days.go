@@ -85,7 +85,7 @@ func (d *costDays) claimSum(namespace string) string {
 	return namespace
 }
 
-// byNamespace are the sums with some entries more.
+// byNamespace returns the sums with some entries more.
 func (d *costDays) byNamespace(more []costs.Entry) map[string]costs.Amount {
 	sums := maps.Clone(d.sums.Namespaces)
 	if sums == nil {

@@ -34,7 +34,7 @@ func (k Cost) key() string {
 	return key
 }
 
-// CapacityType is how the cells were bought.
+// CapacityType returns how the cells were bought.
 func (k Cost) CapacityType() offering.CapacityType {
 	return offering.CapacityTypeOf(k.Spot, k.Dedicated)
 }
@@ -106,7 +106,7 @@ func (l *Ledger) Spent(ctx context.Context, namespace string, month func() time.
 	return l.reading(ctx, func() error { return do(l.spentByLocked(namespace, month())) })
 }
 
-// spentByLocked is what the cells of a namespace that are gone have cost in a month. The caller
+// spentByLocked returns what the cells of a namespace that are gone have cost in a month. The caller
 // holds mu, and has read.
 func (l *Ledger) spentByLocked(namespace string, month time.Time) float64 {
 	if !l.spent.Month.Equal(month) {
