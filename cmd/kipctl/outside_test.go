@@ -54,7 +54,7 @@ func ec2Of(t *testing.T, owners ...string) (model *ec2.Model, file string) {
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
 	t.Setenv("AWS_ACCESS_KEY_ID", "AKIATESTS") // and nothing of the cluster or of Kip's store
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	offer := []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}}
+	offer := []catalog.PurchaseOption{{Zone: "us-east-1a", Subnet: "subnet-1"}}
 	model, err := ec2.New(ec2.Config{
 		Sim: sim.Config{
 			Catalogue: []catalog.InstanceType{

@@ -48,7 +48,7 @@ func newOther(t *testing.T) *other {
 	m, err := New(Config{
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{
 			Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
-			Offerings: []catalog.Offering{{Zone: "z", Spot: true}, {Zone: "z"}},
+			Offerings: []catalog.PurchaseOption{{Zone: "z", Spot: true}, {Zone: "z"}},
 		}}},
 		Words:   otherWords,
 		Knows:   func(action string) bool { return action == "insert" },

@@ -38,7 +38,7 @@ func anAccountWith(t *testing.T, endpoint string) (role string) {
 	const issuer = "oidc.eks.us-east-1.amazonaws.com/id/AAAA"
 	model, err := ec2.New(ec2.Config{
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{
-			Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "us-east-1a",
+			Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "us-east-1a",
 				Subnet: "subnet-a"}},
 		}}},
 		Subnets:   []ec2.Subnet{{ID: "subnet-a", VPC: "vpc-1", Zone: "us-east-1a"}},

@@ -14,7 +14,7 @@ import (
 // What EC2's reference says of CPU credits: which a launch has by itself, whose may be changed and when, and what is charged.
 func TestCPUCreditsAreThoseOfTheReference(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Now())
-	offerings := []catalog.Offering{{Zone: "z1", Subnet: "subnet-1"}}
+	offerings := []catalog.PurchaseOption{{Zone: "z1", Subnet: "subnet-1"}}
 	kind := func(name string) catalog.InstanceType {
 		return catalog.InstanceType{Name: name, MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64", Offerings: offerings}
 	}

@@ -27,7 +27,7 @@ type client struct {
 func aCatalogue() []catalog.InstanceType {
 	return []catalog.InstanceType{{
 		Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64",
-		Offerings: []catalog.Offering{
+		Offerings: []catalog.PurchaseOption{
 			{Zone: "z1", Subnet: "subnet-1"}, {Zone: "z2", Subnet: "subnet-2"}, {Zone: "z1", Subnet: "subnet-1", Spot: true},
 		},
 	}}

@@ -99,7 +99,7 @@ type offeringXML struct {
 }
 
 // offered calls do for each offering of the catalogue, once for each zone.
-func (m *instanceTypes) offered(spot bool, do func(catalog.InstanceType, catalog.Offering)) {
+func (m *instanceTypes) offered(spot bool, do func(catalog.InstanceType, catalog.PurchaseOption)) {
 	for _, t := range m.cfg.Sim.Catalogue {
 		zones := map[string]bool{}
 		for _, o := range t.Offerings {
@@ -119,7 +119,7 @@ func (m *instanceTypes) describeInstanceTypeOfferings(r *request) (any, error) {
 		return nil, err
 	}
 	var all []offeringXML
-	m.offered(false, func(t catalog.InstanceType, o catalog.Offering) {
+	m.offered(false, func(t catalog.InstanceType, o catalog.PurchaseOption) {
 		all = append(all, offeringXML{t.Name, "availability-zone", o.Zone})
 	})
 	return paged(r, "instanceTypeOfferingSet", m.cfg.PageSize, all, func(o offeringXML) string { return o.Type + " " + o.Location }), nil
@@ -142,7 +142,7 @@ func (m *instanceTypes) describeSpotPriceHistory(r *request) (any, error) {
 	const product = "Linux/UNIX"
 	var all []spotPriceXML
 	if len(products) == 0 || slices.Contains(products, product) {
-		m.offered(true, func(t catalog.InstanceType, o catalog.Offering) {
+		m.offered(true, func(t catalog.InstanceType, o catalog.PurchaseOption) {
 			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.Now())})
 		})
 	}

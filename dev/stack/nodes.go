@@ -45,7 +45,7 @@ func (s *nodes) nodesCloud() local.Config {
 			Log:      s.opts.Log,
 			Catalogue: []catalog.InstanceType{{
 				Name: "node", MilliCPU: int64(runtime.NumCPU()) * 1000, MemoryBytes: nodeMemory, DiskBytes: nodeDisk, Arch: runtime.GOARCH,
-				Offerings: []catalog.Offering{{Zone: sizes.Zone}},
+				Offerings: []catalog.PurchaseOption{{Zone: sizes.Zone}},
 			}},
 		},
 		RootDir:      s.roots.nodeRoot(),

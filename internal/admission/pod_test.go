@@ -458,7 +458,7 @@ func TestPatternsOfTypesAreNamedByManyAtOnce(t *testing.T) {
 		}
 	}
 	placer, err := placement.New([]catalog.InstanceType{{Name: "c.small", MilliCPU: 1000, MemoryBytes: 8 << 30, Arch: "amd64",
-		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}}}, placement.Config{})
+		Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}}}}, placement.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -488,7 +488,7 @@ func TestNoPodGetsAnotherInstanceThanItSelects(t *testing.T) {
 	var types []catalog.InstanceType
 	for _, name := range []string{"c5.large", "c5.xlarge", "m5.large", "m6i.large"} {
 		types = append(types, catalog.InstanceType{Name: name, MilliCPU: int64(1+len(types)) * 1000, MemoryBytes: 8 << 30, Arch: "amd64",
-			Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1}, {Zone: "a", Spot: true, PricePerHour: 1}}})
+			Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1}, {Zone: "a", Spot: true, PricePerHour: 1}}})
 	}
 	placer, err := placement.New(types, placement.Config{})
 	if err != nil {

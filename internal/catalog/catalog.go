@@ -33,7 +33,7 @@ type InstanceType struct {
 	// Labels are what its cloud says of it in the words of schedulers' labels, beyond
 	// what the other fields say: "nvidia.com/gpu.product": "Tesla-T4".
 	Labels    map[string]string `json:"labels,omitempty"`
-	Offerings []Offering        `json:"offerings"`
+	Offerings []PurchaseOption  `json:"offerings"`
 	// Withheld says why the cloud sells none of it to this account, for people; "" where it sells some.
 	// A type that is withheld has no offerings.
 	Withheld string `json:"withheld,omitempty"`
@@ -144,8 +144,9 @@ type Accelerator struct {
 	Count int64  `json:"count"`
 }
 
-// Offering is where, how and at what price a type can be had.
-type Offering struct {
+// PurchaseOption is one way to buy an instance type: where, as what capacity type, and at what price. With its type it makes an
+// offering.Offering, which Kip launches cells by.
+type PurchaseOption struct {
 	Zone string `json:"zone"`
 	// Subnet is set where a zone has several to launch in.
 	Subnet string `json:"subnet,omitempty"`
@@ -171,7 +172,7 @@ type Offering struct {
 // Pool says which of a type's machines in a zone are meant, which run out by themselves: "" for
 // those that all accounts share, Dedicated for those of hosts of one account, or the ID of a
 // reservation.
-func (o Offering) Pool() string {
+func (o PurchaseOption) Pool() string {
 	switch {
 	case o.Reservation != "":
 		return o.Reservation
@@ -185,8 +186,8 @@ func (o Offering) Pool() string {
 const Dedicated = "dedicated"
 
 // ComparePrice orders offerings by price, those whose price is not known last.
-func (o Offering) ComparePrice(other Offering) int {
-	known := func(o Offering) int {
+func (o PurchaseOption) ComparePrice(other PurchaseOption) int {
+	known := func(o PurchaseOption) int {
 		if o.Unpriced {
 			return 1
 		}

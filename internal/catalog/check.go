@@ -102,7 +102,7 @@ func (t InstanceType) Check() []Problem {
 		if o.Spot && o.Reservation != "" {
 			bad(field+".reservation", "%q is there, and spot is true: want only one of them", o.Reservation)
 		}
-		same := func(other Offering) bool {
+		same := func(other PurchaseOption) bool {
 			return o.Zone == other.Zone && o.Subnet == other.Subnet && o.Spot == other.Spot && o.Dedicated == other.Dedicated &&
 				o.Reservation == other.Reservation
 		}

@@ -11,7 +11,7 @@ func good() InstanceType {
 	return InstanceType{
 		Name: "m.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30, UsableBytes: 7 << 30, BaselineMilliCPU: 400, CreditPerCPUHour: 0.05,
 		GPUs:      []GPU{{Model: "T4", Count: 1, MemoryBytes: 16 << 30}},
-		Offerings: []Offering{{Zone: "a", PricePerHour: 0.1}, {Zone: "a", Spot: true, Unpriced: true}},
+		Offerings: []PurchaseOption{{Zone: "a", PricePerHour: 0.1}, {Zone: "a", Spot: true, Unpriced: true}},
 	}
 }
 
@@ -81,9 +81,9 @@ func TestOnlyABurstableTypeWithoutCreditsSustainsLess(t *testing.T) {
 }
 
 func TestOfferingsWithoutAPriceComeLast(t *testing.T) {
-	offerings := []Offering{{Unpriced: true}, {PricePerHour: 2}, {PricePerHour: 1}, {Unpriced: true}}
-	slices.SortFunc(offerings, Offering.ComparePrice)
-	if want := []Offering{{PricePerHour: 1}, {PricePerHour: 2}, {Unpriced: true}, {Unpriced: true}}; !slices.Equal(offerings, want) {
+	offerings := []PurchaseOption{{Unpriced: true}, {PricePerHour: 2}, {PricePerHour: 1}, {Unpriced: true}}
+	slices.SortFunc(offerings, PurchaseOption.ComparePrice)
+	if want := []PurchaseOption{{PricePerHour: 1}, {PricePerHour: 2}, {Unpriced: true}, {Unpriced: true}}; !slices.Equal(offerings, want) {
 		t.Errorf("in order: %+v", offerings)
 	}
 }
@@ -101,12 +101,12 @@ func TestAPriceListSellsTypesByRegion(t *testing.T) {
 	if err != nil || len(types) != 2 {
 		t.Fatalf("%v, %v", types, err)
 	}
-	if got := types[0]; got.Name != "b" || len(got.Offerings) != 2 || got.Offerings[0] != (Offering{Zone: "e2", PricePerHour: 0.1}) ||
-		got.Offerings[1] != (Offering{Zone: "e2", Spot: true, PricePerHour: 0.03}) {
+	if got := types[0]; got.Name != "b" || len(got.Offerings) != 2 || got.Offerings[0] != (PurchaseOption{Zone: "e2", PricePerHour: 0.1}) ||
+		got.Offerings[1] != (PurchaseOption{Zone: "e2", Spot: true, PricePerHour: 0.03}) {
 		t.Errorf("with prices: %+v", got)
 	}
-	if got := types[1]; got.Name != "a" || len(got.Offerings) != 4 || got.Offerings[2] != (Offering{Zone: "e2", Unpriced: true}) ||
-		got.Offerings[3] != (Offering{Zone: "e2", Spot: true, Unpriced: true}) {
+	if got := types[1]; got.Name != "a" || len(got.Offerings) != 4 || got.Offerings[2] != (PurchaseOption{Zone: "e2", Unpriced: true}) ||
+		got.Offerings[3] != (PurchaseOption{Zone: "e2", Spot: true, Unpriced: true}) {
 		t.Errorf("without prices: %+v", got)
 	}
 	if price, known := rates.DiskPerHour(10 << 30); !known || math.Abs(price-0.001) > 1e-9 {

@@ -54,7 +54,7 @@ func instanceDatum(v strict.Value) (t InstanceType, ok bool) {
 		Arch:        "any", // which the format does not say
 		MilliCPU:    int64(field("cpu").In(v).Number(0, most)*1000 + 0.5),
 		MemoryBytes: int64(field("memory").In(v).Number(0, most) * gib),
-		Offerings:   []Offering{{PricePerHour: field("price").In(v).Number(-most, most)}},
+		Offerings:   []PurchaseOption{{PricePerHour: field("price").In(v).Number(-most, most)}},
 	}
 	baseline := int64(field("baseline").Number(0, most)*1000 + 0.5)
 	if field("burstable").Bool() {

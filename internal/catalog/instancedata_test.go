@@ -22,20 +22,20 @@ func TestInstanceDataReplaceSizesAndPrices(t *testing.T) {
 		return []InstanceType{
 			{Name: "t3.nano", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 29, UsableBytes: 1 << 28, BaselineMilliCPU: 50,
 				CreditPerCPUHour: 0.05,
-				Offerings: []Offering{{Zone: "z1", PricePerHour: 9}, {Zone: "z1", Spot: true, PricePerHour: 0.001},
+				Offerings: []PurchaseOption{{Zone: "z1", PricePerHour: 9}, {Zone: "z1", Spot: true, PricePerHour: 0.001},
 					{Zone: "z2", Unpriced: true}}},
 			{Name: "g4.large", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, UsableBytes: 7 << 30, GPUs: []GPU{{Model: "x", Count: 9}},
-				Offerings: []Offering{{Zone: "z1", PricePerHour: 9}}},
-			{Name: "other", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, Offerings: []Offering{{Zone: "z1", PricePerHour: 9}}},
+				Offerings: []PurchaseOption{{Zone: "z1", PricePerHour: 9}}},
+			{Name: "other", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, Offerings: []PurchaseOption{{Zone: "z1", PricePerHour: 9}}},
 		}
 	}
 	want := []InstanceType{
 		{Name: "t3.nano", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 1 << 29, UsableBytes: 1 << 28, BaselineMilliCPU: 100,
 			CreditPerCPUHour: 0.05,
-			Offerings: []Offering{{Zone: "z1", PricePerHour: 0.004}, {Zone: "z1", Spot: true, PricePerHour: 0.001},
+			Offerings: []PurchaseOption{{Zone: "z1", PricePerHour: 0.004}, {Zone: "z1", Spot: true, PricePerHour: 0.001},
 				{Zone: "z2", PricePerHour: 0.008}}},
 		{Name: "g4.large", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 16 << 30, GPUs: []GPU{{Model: "nvidia-tesla-t4", Count: 1}},
-			Offerings: []Offering{{Zone: "z1", PricePerHour: 0.5}}},
+			Offerings: []PurchaseOption{{Zone: "z1", PricePerHour: 0.5}}},
 	}
 	before := types()
 	if got, found := data.Replace(before, "r"); !found || !reflect.DeepEqual(got, want) || !reflect.DeepEqual(before, types()) {

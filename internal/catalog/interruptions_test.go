@@ -9,8 +9,8 @@ import (
 func TestInterruptionsMakeSpotOfferingsDearerForADay(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	types := []InstanceType{
-		{Name: "large", Offerings: []Offering{{Zone: "a", Spot: true}, {Zone: "b", Spot: true}, {Zone: "a"}}},
-		{Name: "other", Offerings: []Offering{{Zone: "a", Spot: true}}},
+		{Name: "large", Offerings: []PurchaseOption{{Zone: "a", Spot: true}, {Zone: "b", Spot: true}, {Zone: "a"}}},
+		{Name: "other", Offerings: []PurchaseOption{{Zone: "a", Spot: true}}},
 	}
 	seen := func(ages ...time.Duration) (all Interruptions) {
 		for _, age := range ages {

@@ -69,9 +69,9 @@ func (b *PriceList) In(region string) ([]InstanceType, Rates, error) {
 	for _, s := range r.Sold {
 		t := b.Types[s.Type]
 		for _, zone := range r.ZoneGroups[s.Zones] {
-			t.Offerings = append(t.Offerings, Offering{Zone: zone, PricePerHour: s.Price, Unpriced: s.Price == 0})
+			t.Offerings = append(t.Offerings, PurchaseOption{Zone: zone, PricePerHour: s.Price, Unpriced: s.Price == 0})
 			if s.Spot != nil {
-				t.Offerings = append(t.Offerings, Offering{
+				t.Offerings = append(t.Offerings, PurchaseOption{
 					Zone:         zone,
 					Spot:         true,
 					PricePerHour: *s.Spot,

@@ -8,8 +8,8 @@ import (
 
 func TestOwnPricesReplaceThoseOfTheCatalogue(t *testing.T) {
 	types := func() []InstanceType {
-		at := func(price float64) []Offering {
-			return []Offering{{Zone: "z", PricePerHour: price}, {Zone: "z", Spot: true, Unpriced: true},
+		at := func(price float64) []PurchaseOption {
+			return []PurchaseOption{{Zone: "z", PricePerHour: price}, {Zone: "z", Spot: true, Unpriced: true},
 				{Zone: "z", Dedicated: true, PricePerHour: 2 * price}}
 		}
 		return []InstanceType{{Name: "c5.large", Offerings: at(1)}, {Name: "c5.xlarge", Offerings: at(2)},

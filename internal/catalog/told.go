@@ -26,7 +26,7 @@ func KeepNewer(types, before []InstanceType, at time.Time) []InstanceType {
 		for n := range t.Offerings {
 			o := &t.Offerings[n]
 			// The zones of a region have one price, and so has a reservation, but for one that was paid in advance.
-			same := func(other Offering) bool {
+			same := func(other PurchaseOption) bool {
 				return !other.Spot && !other.Unpriced && other.Dedicated == o.Dedicated && other.Reservation == ""
 			}
 			paid := o.Reservation != "" && o.Unpriced

@@ -9,7 +9,7 @@ import (
 func TestPricesThatWereToldLaterAreKept(t *testing.T) {
 	day := func(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 	of := func(told time.Time, onDemand, spot float64) InstanceType {
-		return InstanceType{Name: "a", PricesTold: told, Offerings: []Offering{
+		return InstanceType{Name: "a", PricesTold: told, Offerings: []PurchaseOption{
 			{Zone: "z1", PricePerHour: onDemand, Unpriced: onDemand == 0},
 			{Zone: "z2", PricePerHour: onDemand, Unpriced: onDemand == 0},
 			{Zone: "z1", Spot: true, PricePerHour: spot},
@@ -41,7 +41,7 @@ func TestPricesThatWereToldLaterAreKept(t *testing.T) {
 func TestKeptPricesAreOfTheSameTenancy(t *testing.T) {
 	told := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	of := func(shared, dedicated float64, told time.Time) InstanceType {
-		return InstanceType{Name: "a", PricesTold: told, Offerings: []Offering{
+		return InstanceType{Name: "a", PricesTold: told, Offerings: []PurchaseOption{
 			{Zone: "z", Dedicated: true, PricePerHour: dedicated}, {Zone: "z", PricePerHour: shared},
 		}}
 	}

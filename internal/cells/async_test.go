@@ -289,7 +289,7 @@ func TestABurstOfAThousandPodsTakesAsFewCallsAsTheBucketsOfEC2Allow(t *testing.T
 		knobs.BootTimes = nil
 		var err error
 		machines, err = sim.New(sim.Config{
-			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "z"}}}},
+			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.PurchaseOption{{Zone: "z"}}}},
 			Knobs:     knobs,
 		})
 		if err != nil {

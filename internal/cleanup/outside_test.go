@@ -156,7 +156,7 @@ func inAccount(t *testing.T, f func(t *testing.T, a *account)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		offering := []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}}
+		offering := []catalog.PurchaseOption{{Zone: "us-east-1a", Subnet: "subnet-1"}}
 		model, err := ec2.New(ec2.Config{
 			Sim: sim.Config{
 				Catalogue: []catalog.InstanceType{{Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: offering}},

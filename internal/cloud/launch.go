@@ -87,10 +87,10 @@ type Resolved struct {
 // Spot says that the instances may be taken back.
 func (s LaunchSpec) Spot() bool { return s.CapacityType == Spot }
 
-// Pool is that of catalog.Offering: which of a type's machines are launched, where some run out
+// Pool is that of catalog.PurchaseOption: which of a type's machines are launched, where some run out
 // by themselves.
 func (s LaunchSpec) Pool() string {
-	return catalog.Offering{Dedicated: s.CapacityType == Dedicated, Reservation: s.Reservation}.Pool()
+	return catalog.PurchaseOption{Dedicated: s.CapacityType == Dedicated, Reservation: s.Reservation}.Pool()
 }
 
 // Options are what the configuration and a pod's annotations say of a launch,

@@ -125,9 +125,9 @@ func newWorld(t *testing.T) *world {
 	w.aws = ec2.Config{
 		Region: region,
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{
-			{Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+			{Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "us-west-2a",
 				Subnet: "subnet-a"}}},
-			{Name: "t4g.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "arm64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+			{Name: "t4g.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "arm64", Offerings: []catalog.PurchaseOption{{Zone: "us-west-2a",
 				Subnet: "subnet-a"}}},
 		}},
 		Subnets: []ec2.Subnet{

@@ -136,7 +136,7 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	for i, name := range []string{"small", "medium", "large"} {
 		t := catalog.InstanceType{Name: name, MilliCPU: 1000, MemoryBytes: 512 << 20 << i, DiskBytes: 8 << 30, Arch: "amd64"}
 		for _, zone := range []string{"a", "b"} {
-			t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: float64(i + 1)})
+			t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: zone, PricePerHour: float64(i + 1)})
 		}
 		machines = append(machines, t)
 	}

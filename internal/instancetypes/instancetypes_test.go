@@ -26,7 +26,7 @@ func types(n int, price float64) (list []catalog.InstanceType) {
 	for i := range n {
 		list = append(list, catalog.InstanceType{
 			Name: fmt.Sprintf("t%d", i), MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
-			Offerings: []catalog.Offering{{Zone: "z", PricePerHour: price + float64(i)}},
+			Offerings: []catalog.PurchaseOption{{Zone: "z", PricePerHour: price + float64(i)}},
 		})
 	}
 	return list

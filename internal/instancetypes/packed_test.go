@@ -21,7 +21,7 @@ func TestALargeCatalogueFitsInTheStoreAndComesBackAsItWas(t *testing.T) {
 			Arch:        "amd64",
 		}
 		for subnet := range 6 {
-			for _, o := range []catalog.Offering{{}, {Spot: true}, {Dedicated: true, Unpriced: true, OrderedAt: 1.5}} {
+			for _, o := range []catalog.PurchaseOption{{}, {Spot: true}, {Dedicated: true, Unpriced: true, OrderedAt: 1.5}} {
 				o.Zone, o.Subnet = fmt.Sprintf("us-east-1%c", 'a'+subnet), fmt.Sprintf("subnet-%017x", n*7919+subnet)
 				o.PricePerHour = float64(n*7+subnet) / 1000
 				one.Offerings = append(one.Offerings, o)

@@ -41,7 +41,7 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	t.Setenv("AWS_REGION", "")
 	model, err := ec2.New(ec2.Config{
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{
-			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "us-west-2a",
 				Subnet: "subnet-1"}},
 		}}},
 		Region:  "us-west-2",
@@ -201,7 +201,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 }
 
 func TestAnOfferKeepsItsReservation(t *testing.T) {
-	got := offering.Of(&catalog.InstanceType{Name: "m5.large"}, &catalog.Offering{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0)
+	got := offering.Of(&catalog.InstanceType{Name: "m5.large"}, &catalog.PurchaseOption{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0)
 	if got.Reservation != "cr-1" || got.PricePerHour != 3 || got.Key().Pool != "cr-1" ||
 		instancetypes.Shortage(got, cloud.ErrCapacity).Pool != "cr-1" {
 		t.Errorf("%+v", got)

@@ -104,7 +104,7 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 	w.model, err = ec2.New(ec2.Config{
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{
 			Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64",
-			Offerings: []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}},
+			Offerings: []catalog.PurchaseOption{{Zone: "us-east-1a", Subnet: "subnet-1"}},
 		}}},
 		Subnets:      []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "us-east-1a"}},
 		Policies:     map[string]*ec2.Policy{"AKIAKIP": policy},

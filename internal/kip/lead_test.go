@@ -79,7 +79,7 @@ func TestAKipWithCellsOrDisksInAnotherRegionDoesNotStart(t *testing.T) {
 		machines, err := sim.New(sim.Config{
 			Catalogue: []catalog.InstanceType{{
 				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
-				Offerings: []catalog.Offering{{Zone: "z", PricePerHour: 1}},
+				Offerings: []catalog.PurchaseOption{{Zone: "z", PricePerHour: 1}},
 			}},
 			Capabilities: &cloud.Capabilities{Region: tc.region},
 		})

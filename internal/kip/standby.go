@@ -78,7 +78,7 @@ func (t *term) standbyPool(c cloudSide, all *nodes.Nodes, s config.StandbyCells)
 // left to cells whose pods are there.
 func offeringsOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []offering.Offering) {
 	for _, t := range sold {
-		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.Offering.ComparePrice) {
+		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.PurchaseOption.ComparePrice) {
 			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && o.Reservation == "" &&
 				(s.Zone == "" || s.Zone == o.Zone) {
 				one := offering.Of(&t, &o, disk)

@@ -33,7 +33,7 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 		Arch:        "amd64",
 		MilliCPU:    1000,
 		MemoryBytes: 1 << 30,
-		Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1}},
+		Offerings:   []catalog.PurchaseOption{{Zone: "a", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1}},
 	}}})
 	if err != nil {
 		t.Fatal(err)

@@ -12,10 +12,10 @@ import (
 )
 
 var offered = []catalog.InstanceType{
-	{Name: "m5", Arch: "amd64", Offerings: []catalog.Offering{
+	{Name: "m5", Arch: "amd64", Offerings: []catalog.PurchaseOption{
 		{Zone: "b"}, {Zone: "a"}, {Zone: "a", Spot: true}, {Zone: "c", Dedicated: true},
 	}},
-	{Name: "m6g", Arch: "arm64", Offerings: []catalog.Offering{{Zone: "a"}}},
+	{Name: "m6g", Arch: "arm64", Offerings: []catalog.PurchaseOption{{Zone: "a"}}},
 }
 
 func configured(t *testing.T, nodes string) *config.Config {
@@ -115,7 +115,7 @@ func TestZonesMakesANodeForEachOfSeveralZonesBesideTheOneForAll(t *testing.T) {
 	c := configured(t, "nodes: zones")
 	in := func(zones ...string) (types []catalog.InstanceType) {
 		for _, zone := range zones {
-			offerings := []catalog.Offering{{Zone: zone}, {Zone: zone, Spot: true}}
+			offerings := []catalog.PurchaseOption{{Zone: zone}, {Zone: zone, Spot: true}}
 			types = append(types, catalog.InstanceType{Name: "t" + zone, Arch: "amd64", Offerings: offerings})
 		}
 		return types
@@ -149,7 +149,7 @@ func TestZonesMakesANodeForEachOfSeveralZonesBesideTheOneForAll(t *testing.T) {
 func TestWhatCannotBeIsNamed(t *testing.T) {
 	many := slices.Clone(offered)
 	for n := range 500 {
-		offerings := []catalog.Offering{{Zone: fmt.Sprint("z", n)}}
+		offerings := []catalog.PurchaseOption{{Zone: fmt.Sprint("z", n)}}
 		many = append(many, catalog.InstanceType{Name: fmt.Sprint("t", n), Arch: "amd64", Offerings: offerings})
 	}
 	for _, c := range []struct {

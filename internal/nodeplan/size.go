@@ -203,7 +203,7 @@ func classes(types []catalog.InstanceType) map[catalog.Class][]catalog.InstanceT
 	all := map[catalog.Class][]catalog.InstanceType{}
 	for _, t := range types {
 		for _, spot := range []bool{false, true} {
-			if slices.ContainsFunc(t.Offerings, func(o catalog.Offering) bool { return o.Spot == spot }) {
+			if slices.ContainsFunc(t.Offerings, func(o catalog.PurchaseOption) bool { return o.Spot == spot }) {
 				c := catalog.Class{Family: t.Family, Spot: spot}
 				all[c] = append(all[c], t)
 			}

@@ -20,7 +20,7 @@ var (
 func typeIn(name, family string, cpus, gib int64, subnets ...string) catalog.InstanceType {
 	t := catalog.InstanceType{Name: name, Family: family, MilliCPU: cpus * 1000, MemoryBytes: gib * gibi}
 	for _, s := range subnets {
-		t.Offerings = append(t.Offerings, catalog.Offering{Zone: "z", Subnet: s})
+		t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: "z", Subnet: s})
 	}
 	return t
 }
@@ -261,7 +261,7 @@ func TestTheHugePagesOfANodeAreThoseThatItsMemoryHasRoomFor(t *testing.T) {
 }
 
 func TestAClassThatIsOfferedInSeveralSubnetsCountsOnce(t *testing.T) {
-	one := catalog.InstanceType{Name: "t", Family: "standard", MilliCPU: 2000, MemoryBytes: gibi, Offerings: []catalog.Offering{
+	one := catalog.InstanceType{Name: "t", Family: "standard", MilliCPU: 2000, MemoryBytes: gibi, Offerings: []catalog.PurchaseOption{
 		{Subnet: "a"}, {Subnet: "b"}, {Subnet: "b", Dedicated: true}, {Subnet: "a", Reservation: "cr-1"},
 	}}
 	s := Sizing{Types: []catalog.InstanceType{one}, Bounds: catalog.Bounds{MilliCPU: map[catalog.Class]int64{standard: 10_000}}}

@@ -222,7 +222,7 @@ func TestANodeSaysTheArchitectureOfItsTypes(t *testing.T) {
 			Arch:        "arm64",
 			MilliCPU:    1000,
 			MemoryBytes: 1 << 30,
-			Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: 2}},
+			Offerings:   []catalog.PurchaseOption{{Zone: "a", PricePerHour: 2}},
 		})
 		w := newTown(t, "nodes: [{instanceTypes: [arm]}, {instanceTypes: [small]}]")
 		w.start()

@@ -28,7 +28,7 @@ const (
 const everything = "everything"
 
 // kindsOf returns the kinds of an offering. A kind can be out of capacity while the rest of the node's offerings are not.
-func kindsOf(t *catalog.InstanceType, o *catalog.Offering) []string {
+func kindsOf(t *catalog.InstanceType, o *catalog.PurchaseOption) []string {
 	kinds := []string{everything, "zone " + o.Zone, string(offering.CapacityTypeOf(o.Spot, o.Dedicated)), t.Arch}
 	for name := range placement.Devices(t) {
 		kinds = append(kinds, string(name))
@@ -180,7 +180,7 @@ func (l *lacking) launched(s *served) map[string]time.Time {
 		if t == nil {
 			continue
 		}
-		i := slices.IndexFunc(t.Offerings, func(o catalog.Offering) bool {
+		i := slices.IndexFunc(t.Offerings, func(o catalog.PurchaseOption) bool {
 			return o.Zone == has.Zone && o.Spot == has.Spot && o.Dedicated == has.Dedicated
 		})
 		if i < 0 {
@@ -224,7 +224,7 @@ func without(types []catalog.InstanceType, kinds []string) (left []catalog.Insta
 		return types
 	}
 	for _, t := range types {
-		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.Offering) bool {
+		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.PurchaseOption) bool {
 			return slices.ContainsFunc(kindsOf(&t, &o), func(kind string) bool { return slices.Contains(kinds, kind) })
 		})
 		if len(t.Offerings) > 0 {

@@ -45,7 +45,7 @@ func TestANodeSaysWhichKindsAreOutOfCapacity(t *testing.T) {
 		w := newTown(t, "")
 		gpus := catalog.InstanceType{
 			Name: "gpus", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 16 << 30, GPUs: []catalog.GPU{{Model: "T4", Count: 1}},
-			Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 5}},
+			Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 5}},
 		}
 		w.sells = append(slices.Clone(sold), gpus)
 		w.start()
@@ -227,11 +227,11 @@ func TestTheCapacityOfANodeLeavesOutWhatTheCloudHasNone(t *testing.T) {
 		w.sells = []catalog.InstanceType{
 			{
 				Name: "small", Arch: "amd64", Family: "standard", MilliCPU: 1000, MemoryBytes: 1 << 30,
-				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1}},
+				Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1}},
 			},
 			{
 				Name: "gpus", Arch: "amd64", Family: "g", MilliCPU: 4000, MemoryBytes: 16 << 30, GPUs: []catalog.GPU{{Model: "T4", Count: 2}},
-				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 5}},
+				Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 5}},
 			},
 		}
 		s.bounds = catalog.Bounds{MilliCPU: map[catalog.Class]int64{{Family: "standard"}: 8000, {Family: "g"}: 12_000}}

@@ -63,7 +63,7 @@ import (
 var silent = slog.New(slog.DiscardHandler)
 
 // sold is what the cloud of these tests offers.
-var sold = []catalog.InstanceType{{Name: "small", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
+var sold = []catalog.InstanceType{{Name: "small", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.PurchaseOption{
 	{Zone: "a", PricePerHour: 2}, {Zone: "b", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1},
 }}}
 
@@ -958,7 +958,7 @@ func spotTown(t *testing.T) (w *town, pod func(on string) *corev1.Pod) {
 - {suffix: 3, launchTypes: [on-demand]}
 `)
 	both := slices.Clone(sold[0].Offerings)
-	both = append(both, catalog.Offering{Zone: "a", Spot: true, PricePerHour: 1})
+	both = append(both, catalog.PurchaseOption{Zone: "a", Spot: true, PricePerHour: 1})
 	small, large := sold[0], sold[0]
 	small.Offerings, large.Offerings, large.Name = both, both, "large"
 	w.sells = []catalog.InstanceType{small, large}

@@ -117,11 +117,11 @@ func zoneOf(e nodeplan.Entry) string {
 
 // zonesOf are where the catalogue has offerings, that of the cheapest one first.
 func zonesOf(types []catalog.InstanceType) (all []string) {
-	var offerings []catalog.Offering
+	var offerings []catalog.PurchaseOption
 	for _, t := range types {
 		offerings = append(offerings, t.Offerings...)
 	}
-	slices.SortStableFunc(offerings, func(a, b catalog.Offering) int {
+	slices.SortStableFunc(offerings, func(a, b catalog.PurchaseOption) int {
 		return cmp.Or(a.ComparePrice(b), cmp.Compare(a.Zone, b.Zone))
 	})
 	for _, o := range offerings {
@@ -142,7 +142,7 @@ func (f *offers) StandbyNode(o offering.Offering) string {
 // NodeWith is the first node that offers what a standby cell is, and that Kip may
 // serve.
 func (f *offers) NodeWith(o offering.Offering) (name string, is bool) {
-	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
+	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.PurchaseOption{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
 	if types := f.types.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
 			t.Arch = types[i].Arch

@@ -36,7 +36,7 @@ type Offering struct {
 	Subnet       string  `json:"subnet,omitempty"`
 	Spot         bool    `json:"spot,omitempty"`
 	Dedicated    bool    `json:"dedicated,omitempty"`
-	Reservation  string  `json:"reservation,omitempty"` // as in catalog.Offering
+	Reservation  string  `json:"reservation,omitempty"` // as in catalog.PurchaseOption
 	Family       string  `json:"family,omitempty"`      // the type's, as in catalog.InstanceType
 	Arch         string  `json:"arch,omitempty"`        // so, too
 	HasGPUs      bool    `json:"hasGPUs,omitempty"`     // the type has
@@ -65,7 +65,7 @@ type Offering struct {
 
 // Of returns the offering of a type as the catalogue sells it. diskBytes is the size of the root disk where the type
 // does not fix it.
-func Of(t *catalog.InstanceType, sold *catalog.Offering, diskBytes int64) Offering {
+func Of(t *catalog.InstanceType, sold *catalog.PurchaseOption, diskBytes int64) Offering {
 	return Offering{
 		InstanceType: t.Name,
 		Family:       t.Family,
@@ -89,9 +89,9 @@ func Of(t *catalog.InstanceType, sold *catalog.Offering, diskBytes int64) Offeri
 // CapacityType returns how the offering is bought.
 func (o Offering) CapacityType() CapacityType { return CapacityTypeOf(o.Spot, o.Dedicated) }
 
-// Pool is that of catalog.Offering.
+// Pool is that of catalog.PurchaseOption.
 func (o Offering) Pool() string {
-	return catalog.Offering{Dedicated: o.Dedicated, Reservation: o.Reservation}.Pool()
+	return catalog.PurchaseOption{Dedicated: o.Dedicated, Reservation: o.Reservation}.Pool()
 }
 
 // CostPerHour returns the sum of the known prices, in dollars.
@@ -118,7 +118,7 @@ type Key struct {
 	Spot   bool
 	// Family is that of catalog.InstanceType.
 	Family string
-	// Pool is that of catalog.Offering.
+	// Pool is that of catalog.PurchaseOption.
 	Pool string
 	// MilliCPU is the type's.
 	MilliCPU int64
@@ -128,7 +128,7 @@ type Key struct {
 func (k *Key) Reserved() bool { return k.Pool != "" && k.Pool != catalog.Dedicated }
 
 // KeyOf returns the key of a type as the catalogue sells it.
-func KeyOf(t *catalog.InstanceType, sold *catalog.Offering) Key {
+func KeyOf(t *catalog.InstanceType, sold *catalog.PurchaseOption) Key {
 	return Key{
 		InstanceType: t.Name,
 		Family:       t.Family,

@@ -46,7 +46,7 @@ func TestAnOfferingIsStoredByTheseNames(t *testing.T) {
 // A launch that fails marks the key of its cell's offering, and placement asks by that of the catalogue's.
 func TestAnOfferingHasTheKeyOfWhatIsSold(t *testing.T) {
 	typ := catalog.InstanceType{Name: "m5.large", Family: "standard", MilliCPU: 2000, MemoryBytes: 8 << 30}
-	for _, sold := range []catalog.Offering{
+	for _, sold := range []catalog.PurchaseOption{
 		{Zone: "a", Subnet: "s", PricePerHour: 1}, {Zone: "b", Spot: true}, {Zone: "b", Dedicated: true},
 		{Zone: "a", Reservation: "cr-1"},
 	} {

@@ -25,7 +25,7 @@ func accelerated() []catalog.InstanceType {
 		{Name: "mi", GPUs: []catalog.GPU{{Model: "MI300X", Count: 8}}},
 	} {
 		t.MilliCPU, t.MemoryBytes, t.Arch = 4000, 16*gib, "amd64"
-		t.Offerings = []catalog.Offering{{Zone: "a", PricePerHour: float64(i + 1)}}
+		t.Offerings = []catalog.PurchaseOption{{Zone: "a", PricePerHour: float64(i + 1)}}
 		types = append(types, t)
 	}
 	return types

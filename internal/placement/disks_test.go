@@ -19,7 +19,7 @@ func TestAPodsDisksFitItsMachine(t *testing.T) {
 			MemoryBytes: 4 * gib,
 			MaxDisks:    most,
 			Arch:        "amd64",
-			Offerings:   []catalog.Offering{{Zone: "a", PricePerHour: float64(i + 1)}},
+			Offerings:   []catalog.PurchaseOption{{Zone: "a", PricePerHour: float64(i + 1)}},
 		})
 	}
 	p := placer(t, types, Config{})

@@ -54,7 +54,7 @@ func (l Limit) Of(types []catalog.InstanceType) []catalog.InstanceType {
 		if !within(l.Archs, t.Arch) || !l.named(t.Name) {
 			continue
 		}
-		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.Offering) bool {
+		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.PurchaseOption) bool {
 			as := offering.CapacityTypeOf(o.Spot, o.Dedicated)
 			return !within(l.Zones, o.Zone) || len(l.LaunchTypes) > 0 && !slices.Contains(l.LaunchTypes, as)
 		})

@@ -14,12 +14,12 @@ import (
 
 // limited is a catalogue of two architectures in two zones.
 var limited = []catalog.InstanceType{
-	{Name: "g5.big", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 4}}},
-	{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, Offerings: []catalog.Offering{
+	{Name: "g5.big", Arch: "amd64", MilliCPU: 4000, MemoryBytes: 8 << 30, Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 4}}},
+	{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 2}, {Zone: "b", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1},
 		{Zone: "a", Dedicated: true, PricePerHour: 3},
 	}},
-	{Name: "m6g.large", Arch: "arm64", MilliCPU: 2000, MemoryBytes: 4 << 30, Offerings: []catalog.Offering{
+	{Name: "m6g.large", Arch: "arm64", MilliCPU: 2000, MemoryBytes: 4 << 30, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 1.5}, {Zone: "b", Spot: true, PricePerHour: 0.5},
 	}},
 }

@@ -52,13 +52,13 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 		for _, zone := range []string{"a", "b", "c"} {
 			price := float64(1+rng.IntN(40)) / 20
 			if rng.IntN(5) > 0 {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: price})
+				t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: zone, PricePerHour: price})
 			}
 			if rng.IntN(5) == 0 {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: "s" + zone, PricePerHour: price})
+				t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: zone, Subnet: "s" + zone, PricePerHour: price})
 			}
 			if rng.IntN(2) > 0 {
-				o := catalog.Offering{Zone: zone, Spot: true, PricePerHour: price / 4}
+				o := catalog.PurchaseOption{Zone: zone, Spot: true, PricePerHour: price / 4}
 				if rng.IntN(3) == 0 {
 					o.PricePerHour, o.Unpriced = 0, true
 				}
@@ -193,7 +193,7 @@ func named(t *catalog.InstanceType, pod *corev1.Pod) bool {
 
 type oracleCandidate struct {
 	t    *catalog.InstanceType
-	o    catalog.Offering
+	o    catalog.PurchaseOption
 	cost float64
 }
 
@@ -441,8 +441,8 @@ func largeCatalogue(n int) []catalog.InstanceType {
 			}
 			price := float64(t.MilliCPU)/1000*0.02*perCPU + float64(t.MemoryBytes)/float64(gib)*perGiB
 			for _, zone := range []string{"a", "b", "c", "d", "e", "f"} {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: price},
-					catalog.Offering{Zone: zone, Spot: true, PricePerHour: price * (0.2 + 0.3*rng.Float64())})
+				t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: zone, PricePerHour: price},
+					catalog.PurchaseOption{Zone: zone, Spot: true, PricePerHour: price * (0.2 + 0.3*rng.Float64())})
 			}
 			types = append(types, t)
 		}

@@ -15,7 +15,7 @@ import (
 // dearAndCheap is a catalogue of a dear type and a cheap one, each also as spot.
 func dearAndCheap() []catalog.InstanceType {
 	one := func(name string, price float64) catalog.InstanceType {
-		return catalog.InstanceType{Name: name, MilliCPU: 4000, MemoryBytes: 8 << 30, Arch: "amd64", Offerings: []catalog.Offering{
+		return catalog.InstanceType{Name: name, MilliCPU: 4000, MemoryBytes: 8 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{
 			{Zone: "a", PricePerHour: price}, {Zone: "b", PricePerHour: price}, {Zone: "a", Spot: true, PricePerHour: price / 4},
 		}}
 	}

@@ -71,15 +71,15 @@ func expr(key string, op corev1.NodeSelectorOperator, values ...string) corev1.N
 
 // shop is a catalogue in which each thing that placement looks at differs.
 func shop() []catalog.InstanceType {
-	at := func(price float64, zones ...string) (o []catalog.Offering) {
+	at := func(price float64, zones ...string) (o []catalog.PurchaseOption) {
 		for _, z := range zones {
-			o = append(o, catalog.Offering{Zone: z, PricePerHour: price})
+			o = append(o, catalog.PurchaseOption{Zone: z, PricePerHour: price})
 		}
 		return o
 	}
 	return []catalog.InstanceType{
 		{Name: "c.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64",
-			Offerings: append(at(0.10, "a", "b"), catalog.Offering{Zone: "a", Spot: true, PricePerHour: 0.03})},
+			Offerings: append(at(0.10, "a", "b"), catalog.PurchaseOption{Zone: "a", Spot: true, PricePerHour: 0.03})},
 		{Name: "m.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Offerings: at(0.12, "a", "b", "c")},
 		{Name: "arm.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "arm64", Offerings: at(0.08, "a", "b")},
 		{Name: "t.large", MilliCPU: 2000, BaselineMilliCPU: 400, CreditPerCPUHour: 0.05, MemoryBytes: 8 * gib, Arch: "amd64",
@@ -395,9 +395,9 @@ func spotShop() []catalog.InstanceType {
 	for i, t := range types {
 		switch t.Name {
 		case "m.large", "d.large":
-			types[i].Offerings = append(t.Offerings, catalog.Offering{Zone: "b", Spot: true, PricePerHour: 0.04})
+			types[i].Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: "b", Spot: true, PricePerHour: 0.04})
 		case "g.xlarge":
-			types[i].Offerings = []catalog.Offering{{Zone: "c", Spot: true, PricePerHour: 0.2}}
+			types[i].Offerings = []catalog.PurchaseOption{{Zone: "c", Spot: true, PricePerHour: 0.2}}
 		}
 	}
 	return types
@@ -517,7 +517,7 @@ func TestAFallbackIsAmongTheOfferingsHoweverManyComeBefore(t *testing.T) {
 	var types []catalog.InstanceType
 	for i := range 40 {
 		types = append(types, catalog.InstanceType{Name: fmt.Sprintf("t%02d", i), MilliCPU: 1000, MemoryBytes: gib, Arch: "amd64",
-			Offerings: []catalog.Offering{
+			Offerings: []catalog.PurchaseOption{
 				{Zone: "a", PricePerHour: float64(i)}, {Zone: "a", Spot: true, PricePerHour: float64(i) / 2},
 			}})
 	}
@@ -540,7 +540,7 @@ func TestAFallbackIsAmongTheOfferingsHoweverManyComeBefore(t *testing.T) {
 }
 
 func TestEachSubnetIsAnOffering(t *testing.T) {
-	p := placer(t, []catalog.InstanceType{{Name: "x", MilliCPU: 1000, MemoryBytes: gib, Offerings: []catalog.Offering{
+	p := placer(t, []catalog.InstanceType{{Name: "x", MilliCPU: 1000, MemoryBytes: gib, Offerings: []catalog.PurchaseOption{
 		{Zone: "b", Subnet: "s3", PricePerHour: 1}, {Zone: "a", Subnet: "s2", PricePerHour: 1}, {Zone: "a", Subnet: "s1", PricePerHour: 1},
 		{Zone: "a", Subnet: "s1", Spot: true, PricePerHour: 0.5},
 	}}}, Config{})
@@ -563,7 +563,7 @@ func TestEachSubnetIsAnOffering(t *testing.T) {
 }
 
 func TestTiesGoToTheSmallerThenByNameThenByZone(t *testing.T) {
-	same := []catalog.Offering{{Zone: "b", PricePerHour: 1}, {Zone: "a", PricePerHour: 1}}
+	same := []catalog.PurchaseOption{{Zone: "b", PricePerHour: 1}, {Zone: "a", PricePerHour: 1}}
 	p := placer(t, []catalog.InstanceType{
 		{Name: "z", MilliCPU: 1000, MemoryBytes: gib, Offerings: same},
 		{Name: "y", MilliCPU: 1000, MemoryBytes: gib, Offerings: same},
@@ -593,7 +593,7 @@ func TestUnknownInstanceTypeSaysWhatWasMeant(t *testing.T) {
 
 func TestNewRefusesAnImpossibleCatalogueOrDefault(t *testing.T) {
 	priced := func(p float64) []catalog.InstanceType {
-		return []catalog.InstanceType{{Name: "x", Offerings: []catalog.Offering{{Zone: "a", PricePerHour: p}}}}
+		return []catalog.InstanceType{{Name: "x", Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: p}}}}
 	}
 	for name, c := range map[string]struct {
 		types  []catalog.InstanceType
@@ -642,9 +642,9 @@ func TestAPreferredTypeIsChosenThoughItIsABitDearer(t *testing.T) {
 		want   string
 	}{{0, "c5.large"}, {0.05, "c5.large"}, {0.15, "m5.large"}} {
 		types := []catalog.InstanceType{
-			{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}},
+			{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}}},
 			{Name: "m5.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Prefer: c.prefer,
-				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1.1}}},
+				Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1.1}}},
 		}
 		got, err := placer(t, types, Config{}).Offerings(podOf("cpu=1"), nil)
 		if err != nil || got[0].InstanceType != c.want {

@@ -14,12 +14,12 @@ import (
 // priced are types whose machine, CPU above the baseline, disk and address are paid.
 var priced = []catalog.InstanceType{
 	{Name: "burst", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, BaselineMilliCPU: 500, CreditPerCPUHour: 0.05,
-		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.04}}},
+		Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 0.04}}},
 	{Name: "local", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30, DiskBytes: 73 << 30,
-		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.12}}},
+		Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 0.12}}},
 	{Name: "plain", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 4 << 30,
-		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.1}, {Zone: "a", Spot: true, Unpriced: true}}},
-	{Name: "small", Arch: "amd64", MilliCPU: 100, MemoryBytes: 4 << 30, Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.01}}},
+		Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 0.1}, {Zone: "a", Spot: true, Unpriced: true}}},
+	{Name: "small", Arch: "amd64", MilliCPU: 100, MemoryBytes: 4 << 30, Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 0.01}}},
 }
 
 func TestNoMachineCostsMoreThanThePodSays(t *testing.T) {
@@ -109,7 +109,7 @@ func TestWhatIsPaidBesideAMachineCountsInTheOrder(t *testing.T) {
 }
 
 func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
-	types := []catalog.InstanceType{{Name: "one", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.Offering{
+	types := []catalog.InstanceType{{Name: "one", Arch: "amd64", MilliCPU: 1000, MemoryBytes: 1 << 30, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", Spot: true, PricePerHour: 0.1, Risk: 0.2}, {Zone: "b", Spot: true, PricePerHour: 0.11},
 	}}}
 	pod := annotated(podOf("cpu=1"), AnnotationLaunchType, "spot", AnnotationMaxPrice, "0.115")
@@ -138,7 +138,7 @@ func TestWhatIsRuledOutIsCountedToTheLastType(t *testing.T) {
 // so that a machine with accelerators is not taken for one of the same size without.
 func TestWhatHasNoPriceIsOrderedByThatOfItsLike(t *testing.T) {
 	dedicated := func(name string, price float64) catalog.InstanceType {
-		return catalog.InstanceType{Name: name, Arch: "amd64", MilliCPU: 4000, MemoryBytes: 16 << 30, Offerings: []catalog.Offering{
+		return catalog.InstanceType{Name: name, Arch: "amd64", MilliCPU: 4000, MemoryBytes: 16 << 30, Offerings: []catalog.PurchaseOption{
 			{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, Unpriced: true, OrderedAt: price}}}
 	}
 	p := placer(t, []catalog.InstanceType{dedicated("g4dn.xlarge", 0.526), dedicated("m5.xlarge", 0.192), dedicated("a.new", 0)}, Config{})
@@ -162,7 +162,7 @@ func TestWhatHasNoPriceIsOrderedByThatOfItsLike(t *testing.T) {
 }
 
 func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
-	both := catalog.InstanceType{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30, Offerings: []catalog.Offering{
+	both := catalog.InstanceType{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, PricePerHour: 2}}}
 	p := placer(t, []catalog.InstanceType{both}, Config{})
 	short := func(o offering.Key) bool { return o.Pool == catalog.Dedicated }
@@ -184,10 +184,10 @@ func reservedNames(list []offering.Offering) string {
 // GPUs that are paid for in advance are not for pods that have no use for them.
 func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
 	const mem = 8 << 30
-	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.Offering{
+	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 0.01}}}
 	gpus := catalog.InstanceType{Name: "gpus", Arch: "amd64", MilliCPU: 4000, MemoryBytes: mem,
-		GPUs: []catalog.GPU{{Model: "A10G", Count: 1}}, Offerings: []catalog.Offering{
+		GPUs: []catalog.GPU{{Model: "A10G", Count: 1}}, Offerings: []catalog.PurchaseOption{
 			{Zone: "a", PricePerHour: 3}, {Zone: "a", Unpriced: true, Reservation: "cr-block"}}}
 	p := placer(t, []catalog.InstanceType{cheap, gpus}, Config{})
 	for name, c := range map[string]struct {
@@ -215,9 +215,9 @@ func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
 // also where its type costs more. It does not run out with what all accounts share, nor with another.
 func TestWhatIsReservedComesFirst(t *testing.T) {
 	const mem = 8 << 30
-	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.Offering{
+	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 0.01}, {Zone: "a", Spot: true, PricePerHour: 0.001}}}
-	dear := catalog.InstanceType{Name: "dear", Arch: "amd64", MilliCPU: 4000, MemoryBytes: mem, Offerings: []catalog.Offering{
+	dear := catalog.InstanceType{Name: "dear", Arch: "amd64", MilliCPU: 4000, MemoryBytes: mem, Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 3}, {Zone: "a", PricePerHour: 3, Reservation: "cr-1"}, {Zone: "a", PricePerHour: 3, Reservation: "cr-2"},
 		{Zone: "b", Unpriced: true, Reservation: "cr-block"}}}
 	p := placer(t, []catalog.InstanceType{cheap, dear}, Config{})

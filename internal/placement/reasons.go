@@ -14,8 +14,8 @@ import (
 // ranked is an offering with what it is ordered by.
 type ranked struct {
 	offering.Offering
-	sold   *catalog.Offering // in the catalogue
-	prefer float64           // the type's
+	sold   *catalog.PurchaseOption // in the catalogue
+	prefer float64                 // the type's
 	// cost is in dollars an hour: the machine's price and, as far as they are known, those of the pod's CPU above a
 	// burstable type's baseline, of the root disk and of the address. Where the machine's price is not known it is with
 	// that by which the offering is ordered, or infinite: such offerings come last, by size. The price of a preferred

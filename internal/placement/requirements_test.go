@@ -18,8 +18,8 @@ import (
 
 // labelled is a catalogue whose names say what Karpenter's labels say.
 func labelled() []catalog.InstanceType {
-	at := func(price float64) []catalog.Offering {
-		return []catalog.Offering{
+	at := func(price float64) []catalog.PurchaseOption {
+		return []catalog.PurchaseOption{
 			{Zone: "a", PricePerHour: price}, {Zone: "b", PricePerHour: price}, {Zone: "a", Spot: true, PricePerHour: price / 3},
 		}
 	}
@@ -122,7 +122,7 @@ func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 
 func TestDedicatedHostsOfANodeThatCallsItselfOnDemandAre(t *testing.T) {
 	types := []catalog.InstanceType{{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64",
-		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1, Dedicated: true}}}}
+		Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1, Dedicated: true}}}}
 	p := placer(t, types, Config{LaunchTypes: []LaunchType{OnDemand, Dedicated}})
 	for _, c := range []struct {
 		node, op, value string
@@ -156,7 +156,7 @@ func many(n int) []catalog.InstanceType {
 		typ := catalog.InstanceType{Name: fmt.Sprintf("c%d.size-%d", i%7, i), MilliCPU: 2000, MemoryBytes: 4 * gib, Arch: "amd64"}
 		for _, zone := range []string{"a", "b", "c"} {
 			for _, subnet := range []string{"1", "2"} {
-				typ.Offerings = append(typ.Offerings, catalog.Offering{Zone: zone, Subnet: zone + subnet, PricePerHour: 1})
+				typ.Offerings = append(typ.Offerings, catalog.PurchaseOption{Zone: zone, Subnet: zone + subnet, PricePerHour: 1})
 			}
 		}
 		types = append(types, typ)

@@ -49,7 +49,7 @@ func TestAPatternIsLookedForOnceAndFewAreKept(t *testing.T) {
 			Name:      fmt.Sprintf("c%03d.large", i),
 			Arch:      "amd64",
 			MilliCPU:  1000,
-			Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1, Spot: true}},
+			Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}, {Zone: "b", PricePerHour: 1, Spot: true}},
 		})
 	}
 	p := placer(t, types, Config{})

@@ -18,8 +18,8 @@ func spotTypes(zones []string, prices ...float64) (all []catalog.InstanceType) {
 	for n, price := range prices {
 		t := catalog.InstanceType{Name: fmt.Sprint("t", n), Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30}
 		for _, zone := range zones {
-			t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, PricePerHour: 4 * price},
-				catalog.Offering{Zone: zone, Spot: true, PricePerHour: price})
+			t.Offerings = append(t.Offerings, catalog.PurchaseOption{Zone: zone, PricePerHour: 4 * price},
+				catalog.PurchaseOption{Zone: zone, Spot: true, PricePerHour: price})
 		}
 		all = append(all, t)
 	}

@@ -38,7 +38,7 @@ func (nodes) Zones(node string) (list []string, only string, ours bool) {
 func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 	t.Helper()
 	c, err := sim.New(sim.Config{Catalogue: []catalog.InstanceType{{
-		Name: "nano", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "a"}, {Zone: "b"}},
+		Name: "nano", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "a"}, {Zone: "b"}},
 	}}})
 	if err != nil {
 		t.Fatal(err)

@@ -68,7 +68,7 @@ func startOnEC2(ctx context.Context, name, cidr string) (s *simulated, model *ec
 					MilliCPU:    2000,
 					MemoryBytes: 1 << 30,
 					Arch:        "amd64",
-					Offerings:   []catalog.Offering{{Zone: ec2Zone, Subnet: ec2Subnet, PricePerHour: ec2Price}},
+					Offerings:   []catalog.PurchaseOption{{Zone: ec2Zone, Subnet: ec2Subnet, PricePerHour: ec2Price}},
 				}}},
 				Subnets:  []ec2.Subnet{{ID: ec2Subnet, VPC: ec2VPC, Zone: ec2Zone, Public: true, MapPublic: true}},
 				Images:   []ec2.Image{{ID: "ami-1", Name: "cell-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 4}},

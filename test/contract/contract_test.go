@@ -33,7 +33,7 @@ func account(t *testing.T) *ec2.Model {
 	const zone, subnet = "us-east-1a", "subnet-1"
 	model, err := ec2.New(ec2.Config{
 		Sim: sim.Config{Knobs: sim.Knobs{StoppedKeepsAddresses: true}, Catalogue: []catalog.InstanceType{{
-			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.Offering{{Zone: zone, Subnet: subnet}},
+			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: zone, Subnet: subnet}},
 		}}},
 		Subnets: []ec2.Subnet{{ID: subnet, VPC: "vpc-1", Zone: zone, Default: true, Public: true, MapPublic: true}},
 		Groups:  []ec2.Group{{ID: "sg-1", Name: "default", VPC: "vpc-1"}},

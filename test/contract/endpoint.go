@@ -23,7 +23,7 @@ type endpoint struct {
 	*witness
 	cloud    cloud.Cloud
 	kind     catalog.InstanceType
-	offering catalog.Offering
+	offering catalog.PurchaseOption
 	image    map[string]string
 	others   cloud.Options     // what else it has
 	unable   map[string]bool   // what it was seen not to keep, by the name of the check
@@ -93,7 +93,7 @@ func (e *endpoint) choose(ctx context.Context) error {
 	}
 	fit := types[:0:0]
 	for _, t := range types {
-		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.Offering) bool { return o.Spot })
+		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.PurchaseOption) bool { return o.Spot })
 		if len(t.Offerings) > 0 && t.Name == cmp.Or(e.instanceType, t.Name) && (t.Arch == "amd64" || e.instanceType != "") {
 			fit = append(fit, t)
 		}
@@ -171,7 +171,7 @@ func (a *asked) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 // subject is the endpoint for the checks.
 func (e *endpoint) subject() cloudtest.Subject {
 	return cloudtest.Subject{
-		Offering: func([]catalog.InstanceType) (catalog.InstanceType, catalog.Offering) { return e.kind, e.offering },
+		Offering: func([]catalog.InstanceType) (catalog.InstanceType, catalog.PurchaseOption) { return e.kind, e.offering },
 		UserData: []byte("#cloud-config\n"),
 		Patience: e.patience,
 		// EC2 does.

@@ -25,7 +25,7 @@ func TestThePageIsThatOfTheCatalogue(t *testing.T) {
 
 func kind(milliCPU, memory int64, price float64) catalog.InstanceType {
 	return catalog.InstanceType{Name: "k", Arch: "amd64", MilliCPU: milliCPU, MemoryBytes: memory, UsableBytes: memory,
-		Offerings: []catalog.Offering{{Zone: "z", PricePerHour: price}}}
+		Offerings: []catalog.PurchaseOption{{Zone: "z", PricePerHour: price}}}
 }
 
 func TestTheBoundIsTheBestMix(t *testing.T) {

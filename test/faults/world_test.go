@@ -86,10 +86,10 @@ const (
 
 // catalogue is what the simulated cloud sells.
 var catalogue = []catalog.InstanceType{
-	{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{
+	{Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 0.10}, {Zone: "b", PricePerHour: 0.11}, {Zone: "a", Spot: true, PricePerHour: 0.03},
 	}},
-	{Name: "large", MilliCPU: 2000, MemoryBytes: 2 << 30, Arch: "amd64", Offerings: []catalog.Offering{
+	{Name: "large", MilliCPU: 2000, MemoryBytes: 2 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{
 		{Zone: "a", PricePerHour: 0.20}, {Zone: "b", PricePerHour: 0.22},
 	}},
 }

@@ -23,7 +23,7 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 		machines, err := sim.New(sim.Config{
 			Catalogue: []catalog.InstanceType{{
 				Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 << 30, Arch: "amd64",
-				Offerings: []catalog.Offering{{Zone: "z1", PricePerHour: 0.08}},
+				Offerings: []catalog.PurchaseOption{{Zone: "z1", PricePerHour: 0.08}},
 			}},
 			Boot:  w.fleet.Boot,
 			Knobs: sim.Knobs{StoppedKeepsAddresses: true},

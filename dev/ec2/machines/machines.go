@@ -91,11 +91,11 @@ var clusterSubnets = []ec2.Subnet{
 const ClusterName, ClusterGroup = "kip", "sg-0123456789abcdef0"
 
 // offered is what a type costs in each of some subnets, in dollars an hour; spot at 0 is not sold.
-func offered(subnets []ec2.Subnet, price, spot float64) (all []catalog.Offering) {
+func offered(subnets []ec2.Subnet, price, spot float64) (all []catalog.PurchaseOption) {
 	for _, s := range subnets {
-		all = append(all, catalog.Offering{Zone: s.Zone, Subnet: s.ID, PricePerHour: price})
+		all = append(all, catalog.PurchaseOption{Zone: s.Zone, Subnet: s.ID, PricePerHour: price})
 		if spot > 0 {
-			all = append(all, catalog.Offering{
+			all = append(all, catalog.PurchaseOption{
 				Zone:         s.Zone,
 				Subnet:       s.ID,
 				PricePerHour: spot,

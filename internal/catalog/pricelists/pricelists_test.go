@@ -136,7 +136,7 @@ func TestPricesAreThoseOfTheFiguresOrUnknown(t *testing.T) {
 		t.Errorf("t4g.nano: credits at %v above %d", got.CreditPerCPUHour, got.BaselineMilliCPU)
 	}
 	if got := typeIn(t, all["azure"], "eastus", "Standard_B2s"); got.CreditPerCPUHour != 0 || got.SustainedMilliCPU() >= got.MilliCPU ||
-		slices.ContainsFunc(got.Offerings, func(o catalog.Offering) bool { return o.Spot }) {
+		slices.ContainsFunc(got.Offerings, func(o catalog.PurchaseOption) bool { return o.Spot }) {
 		t.Errorf("Standard_B2s: %+v", got)
 	}
 }

@@ -189,7 +189,7 @@ func TestWhatAnAccountLacksIsFound(t *testing.T) {
 		"nor in a zone": {func(a *toExamine) {
 			a.wanted.DryRun, a.cfg.Subnets = []string{"g5.xlarge"}, []string{privateSubnet}
 			gpu := &a.model.Sim.Catalogue[3]
-			gpu.Offerings = slices.DeleteFunc(gpu.Offerings, func(o catalog.Offering) bool { return o.Subnet == privateSubnet })
+			gpu.Offerings = slices.DeleteFunc(gpu.Offerings, func(o catalog.PurchaseOption) bool { return o.Subnet == privateSubnet })
 		}, finding.Failed, "dry run: EC2 offers none of g5.xlarge in a zone of the cells' subnets subnet-b1", "describe-instance-type-offerings"},
 		"nor for its image": {func(a *toExamine) { a.wanted.DryRun, a.model.Images = []string{"c7g.large"}, a.model.Images[:4] }, finding.NotChecked, "dry run: a launch of c7g.large: there is no image for arm64", ""},
 		"nor to dry-run it": {func(a *toExamine) { a.wanted.DryRun = []string{"g5.xlarge"}; without("KipLaunches")(a) }, finding.Failed, "dry run: arn:aws:iam::123456789012:user/kip may not dry-run ec2:RunInstances of g5.xlarge", "attach-user-policy"},

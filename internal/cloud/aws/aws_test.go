@@ -1535,7 +1535,7 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 		byName["c7g.large"].Arch != "arm64" {
 		t.Errorf("%+v, %+v", s, byName["c7g.large"])
 	}
-	want := []catalog.Offering{
+	want := []catalog.PurchaseOption{
 		{Zone: "us-east-1a", Subnet: "subnet-a1", PricePerHour: 0.08},
 		{Zone: "us-east-1a", Subnet: "subnet-a1", Spot: true, PricePerHour: 0.02},
 		{Zone: "us-east-1b", Subnet: privateSubnet, PricePerHour: 0.08},
@@ -1554,7 +1554,7 @@ func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[string]catalog.Offering{}
+	got := map[string]catalog.PurchaseOption{}
 	for _, typ := range types {
 		for _, o := range typ.Offerings {
 			if o.Dedicated {
@@ -1562,7 +1562,7 @@ func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
 			}
 		}
 	}
-	for name, want := range map[string]catalog.Offering{
+	for name, want := range map[string]catalog.PurchaseOption{
 		"c5.large": {PricePerHour: 0.088},
 		"t3.small": {PricePerHour: 0.022},
 	} {

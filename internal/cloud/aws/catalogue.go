@@ -99,7 +99,7 @@ func (e *catalogues) readSold(ctx context.Context, n *network) ([]catalog.Instan
 				continue
 			}
 			if sells[t.Name].onDemand {
-				t.Offerings = append(t.Offerings, catalog.Offering{
+				t.Offerings = append(t.Offerings, catalog.PurchaseOption{
 					Zone:         zone,
 					Subnet:       id,
 					PricePerHour: price.perHour,
@@ -107,7 +107,7 @@ func (e *catalogues) readSold(ctx context.Context, n *network) ([]catalog.Instan
 				})
 			}
 			if e.cfg.Dedicated && dedicable(t.Name) && sells[t.Name].onDemand {
-				own := catalog.Offering{Zone: zone, Subnet: id, Dedicated: true}
+				own := catalog.PurchaseOption{Zone: zone, Subnet: id, Dedicated: true}
 				if p, told := dedicated[t.Name]; told {
 					own.PricePerHour = p.perHour
 				} else {
@@ -116,7 +116,7 @@ func (e *catalogues) readSold(ctx context.Context, n *network) ([]catalog.Instan
 				t.Offerings = append(t.Offerings, own)
 			}
 			if price, ok := spot[sold{t.Name, zone}]; ok && sells[t.Name].spot {
-				t.Offerings = append(t.Offerings, catalog.Offering{
+				t.Offerings = append(t.Offerings, catalog.PurchaseOption{
 					Zone:         zone,
 					Subnet:       id,
 					Spot:         true,

@@ -51,7 +51,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 					return withImage{open(t, settings(url))}
 				},
 				// Not spot, so that it can be stopped.
-				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
+				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.PurchaseOption) {
 					return types[0], types[0].Offerings[0]
 				},
 				UserData: []byte("#cloud-config\n"), Patience: time.Minute, ComparesRequests: true,

@@ -169,7 +169,7 @@ func TestRightsAreTriedWhereTheTypeIsOffered(t *testing.T) {
 	all := examined(t, func(a *toExamine) {
 		a.cfg.Transport = r
 		small := &a.model.Sim.Catalogue[0]
-		small.Offerings = slices.DeleteFunc(small.Offerings, func(o catalog.Offering) bool { return o.Subnet != privateSubnet })
+		small.Offerings = slices.DeleteFunc(small.Offerings, func(o catalog.PurchaseOption) bool { return o.Subnet != privateSubnet })
 	})
 	if !slices.ContainsFunc(all, func(f finding.Finding) bool {
 		return f.Outcome == finding.OK && strings.HasPrefix(f.Message, "rights to launch: ") && strings.Contains(f.Message, "ec2:RunInstances")

@@ -85,7 +85,7 @@ func (e *catalogues) unusable(n *network, out map[string]site, kinds []catalog.I
 	for _, id := range e.cfg.Subnets {
 		at, is := out[id]
 		if !is || slices.ContainsFunc(kinds, func(t catalog.InstanceType) bool {
-			return slices.ContainsFunc(t.Offerings, func(o catalog.Offering) bool { return o.Subnet == id })
+			return slices.ContainsFunc(t.Offerings, func(o catalog.PurchaseOption) bool { return o.Subnet == id })
 		}) {
 			continue
 		}

@@ -21,9 +21,9 @@ func atTheEdge(mode string, arm bool) ec2.Config {
 		{ID: "subnet-local", VPC: vpc, Zone: "us-east-1-bos-1a", ZoneType: "local-zone"},
 		{ID: "subnet-wave", VPC: vpc, Zone: "us-east-1-wl1-bos-wlz-1", ZoneType: "wavelength-zone"},
 	}
-	var offerings []catalog.Offering
+	var offerings []catalog.PurchaseOption
 	for _, s := range cfg.Subnets {
-		offerings = append(offerings, catalog.Offering{Zone: s.Zone, Subnet: s.ID, PricePerHour: 1})
+		offerings = append(offerings, catalog.PurchaseOption{Zone: s.Zone, Subnet: s.ID, PricePerHour: 1})
 	}
 	cfg.Sim.Catalogue = []catalog.InstanceType{
 		{Name: "c5.large", MilliCPU: 2000, MemoryBytes: 4 * gibi, Arch: "amd64", Offerings: offerings},

@@ -15,11 +15,11 @@ const gibi = 1 << 30
 
 // forSale are two sizes in two zones, one of which has two subnets.
 func forSale() []catalog.InstanceType {
-	offerings := func(price float64) (all []catalog.Offering) {
+	offerings := func(price float64) (all []catalog.PurchaseOption) {
 		for _, place := range [][2]string{{"us-east-1a", "subnet-a1"}, {"us-east-1a", "subnet-a2"}, {"us-east-1b", "subnet-b1"}} {
 			all = append(all,
-				catalog.Offering{Zone: place[0], Subnet: place[1], PricePerHour: price},
-				catalog.Offering{Zone: place[0], Subnet: place[1], Spot: true, PricePerHour: price / 4})
+				catalog.PurchaseOption{Zone: place[0], Subnet: place[1], PricePerHour: price},
+				catalog.PurchaseOption{Zone: place[0], Subnet: place[1], Spot: true, PricePerHour: price / 4})
 		}
 		return all
 	}

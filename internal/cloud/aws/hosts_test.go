@@ -50,8 +50,8 @@ func TestTheCatalogueHasTheRoomOfHosts(t *testing.T) {
 	if every := c.Capabilities().CatalogueEvery; every != reservationsEvery {
 		t.Errorf("it is read every %v", every)
 	}
-	on := func(zone, subnet, id string) catalog.Offering {
-		return catalog.Offering{
+	on := func(zone, subnet, id string) catalog.PurchaseOption {
+		return catalog.PurchaseOption{
 			Zone:        zone,
 			Subnet:      subnet,
 			Dedicated:   true,
@@ -60,7 +60,7 @@ func TestTheCatalogueHasTheRoomOfHosts(t *testing.T) {
 		}
 	}
 	got := reservedOf(t, c)
-	want := []catalog.Offering{on("us-east-1a", "subnet-a1", "h-1"), on("us-east-1b", privateSubnet, "h-far")}
+	want := []catalog.PurchaseOption{on("us-east-1a", "subnet-a1", "h-1"), on("us-east-1b", privateSubnet, "h-far")}
 	if !slices.Equal(got["c5.large"], want) || len(got["c5.2xlarge"]) > 1 || len(got["g5.xlarge"]) > 0 {
 		t.Errorf("there are %+v, want of c5.large %+v", got, want)
 	}

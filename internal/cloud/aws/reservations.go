@@ -202,20 +202,20 @@ func (e *reservations) withReserved(all []catalog.InstanceType, n *network) []ca
 }
 
 // offerings returns those of a type, with the reservation's own.
-func (r *reservation) offerings(of []catalog.Offering, n *network) []catalog.Offering {
+func (r *reservation) offerings(of []catalog.PurchaseOption, n *network) []catalog.PurchaseOption {
 	of = slices.Clone(of)
 	for _, subnet := range slices.Sorted(maps.Keys(n.subnets)) {
 		if n.subnets[subnet].zone != r.zone {
 			continue
 		}
-		o := catalog.Offering{
+		o := catalog.PurchaseOption{
 			Zone:        r.zone,
 			Subnet:      subnet,
 			Dedicated:   r.dedicated,
 			Reservation: r.id,
 			Unpriced:    true,
 		}
-		like := slices.IndexFunc(of, func(other catalog.Offering) bool {
+		like := slices.IndexFunc(of, func(other catalog.PurchaseOption) bool {
 			return other.Subnet == subnet && !other.Spot && other.Dedicated == r.dedicated && other.Reservation == ""
 		})
 		if like >= 0 && !r.prepaid {

@@ -51,7 +51,7 @@ func reserving(t *testing.T, change func(*Config)) (*Cloud, *ec2.Model) {
 }
 
 // reservedOf are the offerings of reservations that a catalogue has, by type.
-func reservedOf(t *testing.T, c *Cloud) map[string][]catalog.Offering {
+func reservedOf(t *testing.T, c *Cloud) map[string][]catalog.PurchaseOption {
 	t.Helper()
 	list, err := c.Catalogue(t.Context())
 	if err == nil {
@@ -60,7 +60,7 @@ func reservedOf(t *testing.T, c *Cloud) map[string][]catalog.Offering {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string][]catalog.Offering{}
+	all := map[string][]catalog.PurchaseOption{}
 	for _, typ := range list {
 		for _, o := range typ.Offerings {
 			if o.Reservation != "" {
@@ -79,8 +79,8 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 		t.Errorf("it is read every %v", every)
 	}
 	got := reservedOf(t, c)
-	offering := func(zone, subnet, id string, dedicated bool, price float64) catalog.Offering {
-		return catalog.Offering{
+	offering := func(zone, subnet, id string, dedicated bool, price float64) catalog.PurchaseOption {
+		return catalog.PurchaseOption{
 			Zone:         zone,
 			Subnet:       subnet,
 			Dedicated:    dedicated,
@@ -89,7 +89,7 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 			Unpriced:     price == 0,
 		}
 	}
-	want := []catalog.Offering{
+	want := []catalog.PurchaseOption{
 		offering("us-east-1a", "subnet-a1", "cr-1", false, 0.08),
 		offering("us-east-1a", "subnet-a2", "cr-1", false, 0.08),
 		offering("us-east-1b", privateSubnet, "cr-hosts", true, 0),
@@ -97,7 +97,7 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 	if !slices.Equal(got["c5.large"], want) {
 		t.Errorf("c5.large is reserved at %+v, want %+v", got["c5.large"], want)
 	}
-	want = []catalog.Offering{
+	want = []catalog.PurchaseOption{
 		offering("us-east-1a", "subnet-a1", "cr-block", false, 0), // it was paid in advance
 		offering("us-east-1a", "subnet-a2", "cr-block", false, 0),
 	}

@@ -25,7 +25,7 @@ type Subject struct {
 	// Without it, tests wait in real time.
 	Bubble func(t *testing.T, test func(*testing.T))
 	// Offering picks what is launched; the cheapest when nil.
-	Offering func([]catalog.InstanceType) (catalog.InstanceType, catalog.Offering)
+	Offering func([]catalog.InstanceType) (catalog.InstanceType, catalog.PurchaseOption)
 	// UserData is given to each machine.
 	UserData []byte
 	// Patience is how long a cloud may take to show what was done; five minutes
@@ -137,9 +137,9 @@ func Checks() []Check {
 }
 
 // Cheapest is what costs least.
-func Cheapest(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
+func Cheapest(types []catalog.InstanceType) (catalog.InstanceType, catalog.PurchaseOption) {
 	var best catalog.InstanceType
-	var offering catalog.Offering
+	var offering catalog.PurchaseOption
 	for _, t := range types {
 		for _, o := range t.Offerings {
 			if best.Name == "" || o.PricePerHour < offering.PricePerHour {

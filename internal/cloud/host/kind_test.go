@@ -121,7 +121,7 @@ var claimed = sync.OnceValues(func() (networks.Network, error) {
 func configOf(n networks.Network) Config {
 	return Config{
 		StateDir: n.State, Bridge: n.Bridge, CIDR: n.CIDR,
-		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},
+		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.PurchaseOption{{Zone: "here"}}}},
 		Log:       slog.New(slog.DiscardHandler),
 	}
 }

@@ -17,7 +17,7 @@ func TestAGrowthThatIsRepeatedForLessTakesNothingBack(t *testing.T) {
 		alive := true
 		cfg, err := Config{
 			StateDir:  t.TempDir(),
-			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},
+			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.PurchaseOption{{Zone: "here"}}}},
 			Log:       slog.New(slog.DiscardHandler),
 			Reached: func(s string) {
 				if s == step && alive {

@@ -132,8 +132,8 @@ func ours(t testing.TB) network.Network {
 }
 
 var testTypes = []catalog.InstanceType{
-	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
-	{Name: "xlarge", MilliCPU: 4000, MemoryBytes: 3 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
+	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "local"}}},
+	{Name: "xlarge", MilliCPU: 4000, MemoryBytes: 3 << 30, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "local"}}},
 }
 
 func configOf(n network.Network) Config {

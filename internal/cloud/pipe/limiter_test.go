@@ -21,7 +21,7 @@ import (
 func TestCallsKeepToTheBucketsOfEC2(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bare, err := sim.New(sim.Config{
-			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "z"}}}},
+			Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.PurchaseOption{{Zone: "z"}}}},
 			Knobs:     sim.Knobs{RateLimits: sim.EC2RateLimits()},
 		})
 		if err != nil {

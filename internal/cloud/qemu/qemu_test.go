@@ -82,7 +82,7 @@ func configOf(n network.Network) Config {
 			IPv6CIDR: n.IPv6CIDR,
 			Catalogue: []catalog.InstanceType{{
 				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 1 << 30, Arch: "amd64",
-				Offerings: []catalog.Offering{{Zone: "here"}},
+				Offerings: []catalog.PurchaseOption{{Zone: "here"}},
 			}},
 			Log: slog.New(slog.DiscardHandler),
 		},

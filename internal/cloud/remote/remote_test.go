@@ -17,7 +17,7 @@ import (
 
 var nano = []catalog.InstanceType{{
 	Name: "nano", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
-	Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 0.01}, {Zone: "a", Spot: true, PricePerHour: 0.005}},
+	Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 0.01}, {Zone: "a", Spot: true, PricePerHour: 0.005}},
 }}
 
 // overASocket serves a simulated cloud and returns its client.

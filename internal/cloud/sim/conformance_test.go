@@ -22,7 +22,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 					return newCloud(t, Config{Knobs: knobs, Seed: 1, SharedUserData: name == "one user data a call"})
 				},
 				// Not spot, so that it can be stopped.
-				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
+				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.PurchaseOption) {
 					return types[0], types[0].Offerings[0]
 				},
 				UserData: []byte("#cloud-config\n"), ComparesRequests: true,

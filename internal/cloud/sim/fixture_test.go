@@ -21,12 +21,12 @@ var ctx = context.Background()
 
 // forSale are two sizes in two zones, one of which has two subnets.
 func forSale() []catalog.InstanceType {
-	offerings := func(price float64) []catalog.Offering {
-		var all []catalog.Offering
+	offerings := func(price float64) []catalog.PurchaseOption {
+		var all []catalog.PurchaseOption
 		for _, place := range [][2]string{{"z1", "s1"}, {"z1", "s2"}, {"z2", "s3"}} {
 			all = append(all,
-				catalog.Offering{Zone: place[0], Subnet: place[1], PricePerHour: price},
-				catalog.Offering{Zone: place[0], Subnet: place[1], Spot: true, PricePerHour: price / 4})
+				catalog.PurchaseOption{Zone: place[0], Subnet: place[1], PricePerHour: price},
+				catalog.PurchaseOption{Zone: place[0], Subnet: place[1], Spot: true, PricePerHour: price / 4})
 		}
 		return all
 	}

@@ -245,7 +245,7 @@ func TestMachinesKeepThePriceOfTheirLaunch(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, c *Cloud) {
 		launch(t, c, request("1", 1))
 		dearer := forSale()[:1]
-		dearer[0].Offerings = []catalog.Offering{{Zone: "z1", Subnet: "s1", PricePerHour: 1}}
+		dearer[0].Offerings = []catalog.PurchaseOption{{Zone: "z1", Subnet: "s1", PricePerHour: 1}}
 		ok(t, c.SetCatalogue(dearer))
 		sold, err := c.Catalogue(ctx)
 		ok(t, err)

@@ -222,7 +222,7 @@ func account(t *testing.T) *model.Model {
 		Region:  "us-west-2",
 		Account: id,
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64",
-			Offerings: []catalog.Offering{{Zone: "us-west-2a", Subnet: "subnet-a"}}}}},
+			Offerings: []catalog.PurchaseOption{{Zone: "us-west-2a", Subnet: "subnet-a"}}}}},
 		Subnets:   []model.Subnet{{ID: "subnet-a", VPC: "vpc-1", Zone: "us-west-2a"}},
 		Routes:    []model.Route{model.NATRoute("vpc-1")},
 		Groups:    []model.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}},

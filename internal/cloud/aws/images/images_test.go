@@ -72,7 +72,7 @@ func newRegionWith(t *testing.T, policy *ec2.Policy, more ...ec2.Image) *region 
 			MilliCPU:    2000,
 			MemoryBytes: 4 << 30,
 			Arch:        "amd64",
-			Offerings:   []catalog.Offering{{Zone: "z1", Subnet: "subnet-1"}},
+			Offerings:   []catalog.PurchaseOption{{Zone: "z1", Subnet: "subnet-1"}},
 		}}},
 		Subnets:  []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}},
 		Images:   append(more, ec2.Image{ID: "ami-other", Name: "another", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}),

@@ -48,9 +48,9 @@ func Types(arch string, zones ...string) []catalog.InstanceType {
 	types := make([]catalog.InstanceType, 0, len(sizes))
 	for _, s := range sizes {
 		cpus, gibs := float64(s.milliCPU)/1000, float64(s.memory)/gib
-		var offerings []catalog.Offering
+		var offerings []catalog.PurchaseOption
 		for _, zone := range zones {
-			offerings = append(offerings, catalog.Offering{Zone: zone, PricePerHour: cpus*pricePerCPU + gibs*pricePerGiB})
+			offerings = append(offerings, catalog.PurchaseOption{Zone: zone, PricePerHour: cpus*pricePerCPU + gibs*pricePerGiB})
 		}
 		types = append(types, catalog.InstanceType{
 			Name:        s.name,
