@@ -251,7 +251,7 @@ const openTimeout = 5 * time.Second
 
 // reconnect is the pause between two attempts to reach an etcd that does not
 // answer. grpc's own grows to two minutes, which Kip would be late after an
-// outage.
+// outage. It is of grpc, and not of package backoff, since a connection of grpc takes no other.
 var reconnect = backoff.Config{
 	BaseDelay:  100 * time.Millisecond,
 	Multiplier: 1.6,

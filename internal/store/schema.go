@@ -3,7 +3,6 @@ package store
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/elotl/kip/internal/version"
@@ -62,15 +61,8 @@ func (s *Store) migrate(ctx context.Context, migrations []migration, kip string)
 	if err != nil {
 		return err
 	}
-	if revision == 0 {
-		empty, err := s.empty(ctx)
-		if err != nil {
-			return err
-		}
-		is = schema{Version: 1, Kip: kip} // what was written before there was this record
-		if empty {
-			is.Version = current
-		}
+	if revision == 0 { // a new store
+		is = schema{Version: current, Kip: kip}
 		if revision, err = s.Put(ctx, schemaKey, is, 0); err != nil {
 			return err
 		}
@@ -127,16 +119,6 @@ func (s *Store) step(ctx context.Context, m migration, is *schema, revision int6
 		return 0, err
 	}
 	return revision, nil
-}
-
-// empty says whether the view has no record.
-func (s *Store) empty(ctx context.Context) (bool, error) {
-	found := errors.New("found")
-	err := s.List(ctx, "", func(string, []byte, int64) error { return found })
-	if errors.Is(err, found) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // batchBytes, of values, is what one of many transactions carries: etcd takes

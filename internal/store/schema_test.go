@@ -33,11 +33,20 @@ func TestANewStoreHasTheCurrentSchema(t *testing.T) {
 	})
 }
 
+// first makes a new store one of the first schema.
+func first(t *testing.T, s *Store) {
+	t.Helper()
+	if err := s.migrate(t.Context(), nil, "v1.0.0"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAnOldStoreIsMigratedInOrder(t *testing.T) {
 	both(t, func(t *testing.T, s *Store) {
 		put(t, s.Within("other/"), "a", "not mine", 0)
 		s = s.Within("me/")
-		put(t, s, "a", "x", 0) // before there was a schema record
+		first(t, s)
+		put(t, s, "a", "x", 0)
 		put(t, s, "b", "drop", 0)
 		put(t, s, "c", "y", 0)
 		bang := func(_ string, data []byte) ([]byte, error) {
@@ -66,6 +75,7 @@ func TestAMigrationGoesOnAfterACrashAtAnyPoint(t *testing.T) {
 				}
 				return nil
 			})
+			first(t, s)
 			for i := range n {
 				put(t, s, fmt.Sprintf("%04d", i), "x", 0)
 			}
@@ -126,6 +136,7 @@ func TestANewerStoreIsRefused(t *testing.T) {
 
 func TestAMigrationThatCannotReadARecordNamesIt(t *testing.T) {
 	s := Memory(nil)
+	first(t, s)
 	put(t, s, "cells/a", "x", 0)
 	bad := errors.New("what is this")
 	err := s.migrate(t.Context(), []migration{func(string, []byte) ([]byte, error) { return nil, bad }}, "v2")
