@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -140,7 +139,6 @@ func (n *node) part(s supervise.Spec) (*supervise.Process, error) {
 	return supervise.New(s, supervise.Options{
 		Reaper: n.reaper,
 		Clock:  clock.RealClock{},
-		Jitter: rand.Float64,
 		Log:    n.log,
 	}), nil
 }

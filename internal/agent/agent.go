@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -353,7 +352,6 @@ func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	return supervise.New(s, supervise.Options{
 		Reaper: a.reaper,
 		Clock:  a.o.Clock,
-		Jitter: rand.Float64,
 		Log:    a.o.Log,
 	}), nil
 }

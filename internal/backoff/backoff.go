@@ -3,9 +3,12 @@
 package backoff
 
 import (
+	"context"
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"k8s.io/utils/clock"
 )
 
 // Random returns a number from 0 up to 1. It is called by several goroutines. A nil
@@ -29,6 +32,18 @@ func (r Random) After(failures int, first, longest time.Duration) time.Duration 
 		wait *= 2
 	}
 	return r.Jittered(min(wait, longest))
+}
+
+// Wait waits as long as After returns. It returns the cause of ctx's end if ctx ends first.
+func (r Random) Wait(ctx context.Context, clk clock.Clock, failures int, first, longest time.Duration) error {
+	timer := clk.NewTimer(r.After(failures, first, longest))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C():
+		return nil
+	}
 }
 
 // PerItem returns the waits of a work queue's items, as After does. It is a

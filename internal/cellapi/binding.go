@@ -217,9 +217,7 @@ func (c *boundPod) find() {
 			return
 		}
 		s.log.Warn("bound pod not looked up, retrying", "cell", c.id, "pod", watches.Key(b.namespace, b.name), "err", err)
-		select {
-		case <-s.clock.After(backoff.Random(nil).After(tries, 200*time.Millisecond, 10*time.Second)):
-		case <-c.lifetime.Done():
+		if backoff.Random(nil).Wait(c.lifetime, s.clock, tries, 200*time.Millisecond, 10*time.Second) != nil {
 			return
 		}
 	}

@@ -10,11 +10,8 @@ import (
 	"github.com/elotl/kip/internal/daemonsets"
 )
 
-// PortObserver is told that HostPorts of a cell may return others. It does not block.
-type PortObserver interface{ HostPortsChanged(cell string) }
-
-// ObservePorts adds an observer.
-func (s *Server) ObservePorts(o PortObserver) {
+// ObservePorts adds an observer of what HostPorts returns.
+func (s *Server) ObservePorts(o daemonsets.PortObserver) {
 	if s.sets == nil {
 		return
 	}

@@ -111,9 +111,7 @@ func (c *passing) askUpstream(r *http.Request, a *ask, f format, b body) (*answe
 			}
 			return answer, nil
 		}
-		select {
-		case <-s.clock.After(backoff.Random(nil).After(tries, 100*time.Millisecond, 2*time.Second)):
-		case <-r.Context().Done():
+		if backoff.Random(nil).Wait(r.Context(), s.clock, tries, 100*time.Millisecond, 2*time.Second) != nil {
 			return nil, apierrors.NewTimeoutError("the client went away", 1)
 		}
 	}

@@ -36,7 +36,7 @@ type setPods struct {
 	// passed are the versions of pods that have gone while the pods of their node are listed: the list may have older ones.
 	passed    map[string]map[types.UID]uint64
 	observers []daemonsets.CopyObserver
-	ports     []PortObserver
+	ports     []daemonsets.PortObserver
 }
 
 // setPod is one of them, as cells are shown it. It never changes.
@@ -248,9 +248,7 @@ func (s *setPods) ask(ctx context.Context, as *identity, namespace, selector str
 			return nil, false
 		}
 		s.server.log.Warn("pods of DaemonSets not looked up, retrying", "node", as.name, "err", err)
-		select {
-		case <-s.server.clock.After(backoff.Random(nil).After(tries, 200*time.Millisecond, 10*time.Second)):
-		case <-ctx.Done():
+		if backoff.Random(nil).Wait(ctx, s.server.clock, tries, 200*time.Millisecond, 10*time.Second) != nil {
 			return nil, false
 		}
 	}

@@ -36,6 +36,12 @@ type Copy struct {
 	Why string
 }
 
+// PortObserver is told of changes of ports. Its methods do not block.
+type PortObserver interface {
+	// HostPortsChanged is told that the ports at which copies on a cell listen may have changed.
+	HostPortsChanged(cell string)
+}
+
 // CopyObserver is told of changes of copies. Its methods do not block.
 type CopyObserver interface {
 	// CopyChanged is told that Copy of a set's pod on a cell says something else, also of one that is gone.

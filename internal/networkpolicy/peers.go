@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elotl/kip/internal/policy"
+	"github.com/elotl/kip/internal/watches"
 )
 
 // clusterPods is one watch on the pods of the cluster, which feeds the index. Its
@@ -134,14 +134,8 @@ func (p *clusterPods) run(ctx context.Context) {
 		},
 	}
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, p.c.cfg.Client), &corev1.Pod{}, p, cache.ReflectorOptions{
-		Name: "isolation pods",
-		Backoff: &wait.Backoff{
-			Duration: 200 * time.Millisecond,
-			Factor:   2,
-			Jitter:   0.5,
-			Cap:      30 * time.Second,
-			Steps:    8,
-		},
+		Name:    "isolation pods",
+		Backoff: watches.ReflectorBackoff(200 * time.Millisecond),
 	}).RunWithContext(ctx)
 }
 

@@ -51,7 +51,9 @@ type gate struct {
 }
 
 func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
-	backoff := wait.Backoff{
+	// It is of apimachinery, and not of package backoff, since the authenticator and the authorizer take no other. Steps is how often each
+	// asks.
+	retries := wait.Backoff{
 		Duration: 500 * time.Millisecond,
 		Factor:   1.5,
 		Jitter:   0.2,
@@ -60,7 +62,7 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient:            reviews.AuthenticationV1(),
 		TokenAccessReviewTimeout:           reviewTimeout,
-		WebhookRetryBackoff:                &backoff,
+		WebhookRetryBackoff:                &retries,
 		CacheTTL:                           tokenTTL,
 		ClientCertificateCAContentProvider: ca,
 	}.New()
@@ -71,7 +73,7 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 		SubjectAccessReviewClient: reviews.AuthorizationV1(),
 		AllowCacheTTL:             allowedTTL,
 		DenyCacheTTL:              deniedTTL,
-		WebhookRetryBackoff:       &backoff,
+		WebhookRetryBackoff:       &retries,
 	}.New()
 	if err != nil {
 		return nil, fmt.Errorf("authorization at the kubelet port: %w", err)

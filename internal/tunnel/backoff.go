@@ -19,8 +19,8 @@ const (
 	maxLongWait = 10 * time.Second
 )
 
-// retries are how long to wait after one failure after another. The zero value
-// has seen none.
+// retries are how long to wait after one failure after another: as package backoff says, within the bounds of the time that has
+// passed since the first. The zero value has seen none.
 type retries struct {
 	since        time.Time
 	failed, late int // late are those after patience

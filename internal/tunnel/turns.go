@@ -62,7 +62,8 @@ const (
 	rankUrgent  = -1
 )
 
-// turns lets connections begin at a bounded rate, those first that matter most.
+// turns lets connections begin at a bounded rate, those first that matter most. Package keyed has no such order: there all keys count the
+// same.
 type turns struct {
 	limiter *rate.Limiter
 	late    *stall.Meter

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -105,14 +106,20 @@ func (src *Source) run(ctx context.Context, namespace, name string, store cache.
 		Name: "watches " + src.Kind.Resource.Resource,
 		// Quick at first: right after a pod is bound, the API server's Node
 		// authorizer may not have heard of it, and refuses what it names.
-		Backoff: &wait.Backoff{
-			Duration: 100 * time.Millisecond,
-			Factor:   2,
-			Jitter:   0.5,
-			Cap:      30 * time.Second,
-			Steps:    9, // doublings from 100 ms to the cap
-		},
+		Backoff: ReflectorBackoff(100 * time.Millisecond),
 	}).RunWithContext(ctx)
+}
+
+// ReflectorBackoff returns the waits of a reflector between failures: first, and twice as long each time, up to 30 seconds. It is of
+// apimachinery, and not of package backoff, since a reflector takes no other.
+func ReflectorBackoff(first time.Duration) *wait.Backoff {
+	return &wait.Backoff{
+		Duration: first,
+		Factor:   2,
+		Jitter:   0.5,
+		Cap:      30 * time.Second,
+		Steps:    math.MaxInt32, // the cap ends the doubling
+	}
 }
 
 func seconds(n *int64) time.Duration {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
 )
 
 // Back-off between restarts: it doubles from firstDelay to maxDelay and starts
@@ -53,7 +54,7 @@ type Process struct {
 	spec   Spec
 	reaper *Reaper
 	clock  clock.Clock
-	jitter func() float64
+	random backoff.Random
 	log    *slog.Logger
 
 	mu       sync.Mutex
@@ -67,8 +68,8 @@ type Process struct {
 type Options struct {
 	Reaper *Reaper
 	Clock  clock.Clock
-	// Jitter returns a number in [0,1) by which a delay is varied.
-	Jitter func() float64
+	// Random is for jitter. Optional.
+	Random backoff.Random
 	Log    *slog.Logger
 }
 
@@ -78,7 +79,7 @@ func New(spec Spec, o Options) *Process {
 		spec:    spec,
 		reaper:  o.Reaper,
 		clock:   o.Clock,
-		jitter:  o.Jitter,
+		random:  o.Random,
 		log:     o.Log.With("component", spec.Name),
 		waiting: "starting",
 	}
@@ -119,7 +120,7 @@ func (p *Process) Run(ctx context.Context) {
 			p.failures = 0
 		}
 		p.failures++
-		delay := backoff(p.failures, p.jitter())
+		delay := p.random.After(p.failures, firstDelay, maxDelay)
 		p.log.Warn("component ended", "err", err, "restart_in", delay)
 		why := fmt.Sprintf("ended (%v), restart in %s", err, delay.Round(time.Millisecond))
 		if tail := p.spec.Log.LastLines(5); tail != "" {
@@ -224,14 +225,4 @@ func copyOutput(log *LogFile, r *os.File) {
 			return
 		}
 	}
-}
-
-// backoff returns the delay before the restart after so many failures in a row:
-// between half of and the whole nominal delay.
-func backoff(failures int, jitter float64) time.Duration {
-	d := maxDelay
-	if failures < 8 { // 250 ms << 7 is beyond the cap
-		d = min(firstDelay<<(failures-1), maxDelay)
-	}
-	return d/2 + time.Duration(jitter*float64(d/2))
 }

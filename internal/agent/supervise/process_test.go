@@ -57,7 +57,7 @@ func start(t *testing.T, script string, change func(*Spec)) *rig {
 	}
 	clk := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	r := &rig{clock: clk, dir: dir, Process: New(spec, Options{
-		Reaper: NewReaper(quiet), Clock: clk, Jitter: func() float64 { return 1 }, Log: quiet,
+		Reaper: NewReaper(quiet), Clock: clk, Random: func() float64 { return 1 }, Log: quiet,
 	})}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -100,21 +100,6 @@ func TestAnEndedComponentIsStartedAgainAfterTheBackOffAndNotBefore(t *testing.T)
 		}
 		r.clock.Step(time.Millisecond)
 		eventually(t, "another start", func() bool { return r.lines("starts") == n+2 })
-	}
-}
-
-func TestTheBackOffIsCappedAndVariesByHalf(t *testing.T) {
-	for _, c := range []struct {
-		failures int
-		jitter   float64
-		want     time.Duration
-	}{
-		{1, 0, 125 * time.Millisecond}, {1, 1, 250 * time.Millisecond}, {4, 1, 2 * time.Second},
-		{7, 1, 16 * time.Second}, {8, 1, 30 * time.Second}, {1000, 1, 30 * time.Second}, {1000, 0, 15 * time.Second},
-	} {
-		if got := backoff(c.failures, c.jitter); got != c.want {
-			t.Errorf("after %d failures with jitter %v: %s, want %s", c.failures, c.jitter, got, c.want)
-		}
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/backoff"
 )
@@ -160,12 +162,8 @@ func (s *service) ask(ctx context.Context, method, url string, headers map[strin
 		if err == nil || !again {
 			return b, err
 		}
-		timer := time.NewTimer(backoff.Random(nil).After(tries, retryPause, mostPause))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if backoff.Random(nil).Wait(ctx, clock.RealClock{}, tries, retryPause, mostPause) != nil {
 			return nil, errors.Join(ctx.Err(), err)
-		case <-timer.C:
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -487,8 +488,8 @@ func (c *Cloud) own(m *machine) {
 // stopped one keeps.
 func (c *Cloud) end(m *machine) {
 	c.keepConsole(m)
-	pause := 100 * time.Millisecond
-	for {
+	const first, longest = 100 * time.Millisecond, 30 * time.Second
+	for tries := 1; ; tries++ {
 		c.mu.Lock()
 		p, stops := m.rec.Process, m.rec.Instance.State == cloud.Stopping
 		c.mu.Unlock()
@@ -516,13 +517,10 @@ func (c *Cloud) end(m *machine) {
 		if c.ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Error("cannot remove all of a machine, retrying", "instance", m.id, "in", pause, "err", err)
-		select {
-		case <-c.ctx.Done():
+		c.cfg.Log.Error("cannot remove all of a machine, retrying", "instance", m.id, "tries", tries, "err", err)
+		if backoff.Random(nil).Wait(c.ctx, c.cfg.Clock, tries, first, longest) != nil {
 			return
-		case <-c.cfg.Clock.After(pause):
 		}
-		pause = min(2*pause, 30*time.Second)
 	}
 	c.mu.Lock()
 	delete(c.machines, m.id)

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/backoff"
 )
 
 // LoopMajor is the kernel's number for loop devices (devices.txt).
@@ -128,8 +130,7 @@ func freeDisk(ctx context.Context, clk clock.Clock, dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, DiskImage)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	pause := time.Millisecond
-	for {
+	for tries := 1; ; tries++ {
 		loops, err := LoopsOf(dir)
 		if err != nil {
 			return fmt.Errorf("look for the loop device of %s: %w", dir, err)
@@ -137,11 +138,8 @@ func freeDisk(ctx context.Context, clk clock.Clock, dir string) error {
 		if len(loops) == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Random(nil).Wait(ctx, clk, tries, time.Millisecond, 100*time.Millisecond) != nil {
 			return fmt.Errorf("%w: loop devices %v still have the disk in %s", ctx.Err(), loops, dir)
-		case <-clk.After(pause):
 		}
-		pause = min(2*pause, 100*time.Millisecond)
 	}
 }

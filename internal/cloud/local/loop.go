@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
 )
@@ -113,7 +114,7 @@ func loopsOfDisk(d host.Disk) ([]diskLoop, error) {
 // little for that. ErrInUse when somebody goes on.
 func (k *kind) unloop(ctx context.Context, d host.Disk) error {
 	deadline := k.cfg.Clock.Now().Add(freeTimeout)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	for tries := 1; ; tries++ {
 		loops, err := loopsOfDisk(d)
 		if err != nil || len(loops) == 0 {
 			return err
@@ -133,10 +134,8 @@ func (k *kind) unloop(ctx context.Context, d host.Disk) error {
 		if k.cfg.Clock.Now().After(deadline) {
 			return fmt.Errorf("%w: loop devices %v: %w", cloud.ErrInUse, loops, busy)
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Random(nil).Wait(ctx, k.cfg.Clock, tries, time.Millisecond, 50*time.Millisecond) != nil {
 			return fmt.Errorf("%w: loop devices %v are in use", ctx.Err(), loops)
-		case <-k.cfg.Clock.After(pause):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud/host"
 )
 
@@ -334,8 +335,7 @@ func processes(dir string) []int {
 // Remove ends whatever is in the machine's cgroups and removes them. It returns
 // when they are gone or ctx ends.
 func (m Machines) Remove(ctx context.Context, clk clock.Clock, id string) error {
-	pause := time.Millisecond
-	for {
+	for tries := 1; ; tries++ {
 		var last error
 		for _, h := range m.Hierarchies {
 			if err := h.remove(h.dir(m.Group, id)); err != nil {
@@ -347,12 +347,9 @@ func (m Machines) Remove(ctx context.Context, clk clock.Clock, id string) error 
 		}
 		// Busy: processes are on their way out, or the kernel still drops
 		// its references.
-		select {
-		case <-ctx.Done():
+		if backoff.Random(nil).Wait(ctx, clk, tries, time.Millisecond, 100*time.Millisecond) != nil {
 			return fmt.Errorf("%w: %w", ctx.Err(), last)
-		case <-clk.After(pause):
 		}
-		pause = min(2*pause, 100*time.Millisecond)
 	}
 }
 
