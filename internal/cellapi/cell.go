@@ -45,11 +45,10 @@ func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 	c := &Cell{base: b, end: end, node: newCellNode(s, as, info)}
 	c.statusTrouble = &statusTrouble{}
 	c.boundPod = &boundPod{base: b, node: c.node, pods: watches.NewCollection(podKind, podHistory), copies: newCopies()}
-	c.node.onReport = c.setsChanged
 	c.pods.StartEmpty(unboundVersion)
 	c.admission = &admission{base: b, pod: c.boundPod}
 	pass := &passing{base: b, pod: c.boundPod, status: c.statusTrouble}
-	c.nodeAPI = &nodeAPI{base: b, node: c.node}
+	c.nodeAPI = &nodeAPI{base: b, node: c.node, pod: c.boundPod}
 	c.ownedAPI = &ownedAPI{
 		base:  b,
 		node:  c.node,

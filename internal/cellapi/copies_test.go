@@ -77,7 +77,7 @@ func setPodOn(set, name string, change ...func(*corev1.Pod)) *corev1.Pod {
 // joinReady makes the machine a cell whose kubelet is ready, and whose agent can run copies.
 func (m *machine) joinReady(h *house) *Cell {
 	c := m.join(h)
-	c.node.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
+	c.nodeAPI.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
 	h.server.RunsBeside(m.id, true)
 	return c
 }
@@ -344,7 +344,7 @@ func TestNoListLacksTheCopiesAfterARestartOfKip(t *testing.T) {
 		if h.server.HasPod(own.UID) {
 			t.Error("what runs beside the pod is known before its kubelet has said what the machine has")
 		}
-		c.node.reported(&corev1.NodeStatus{})
+		c.nodeAPI.reported(&corev1.NodeStatus{})
 		eventually(t, "the kubelet lists anew", func() bool { return seen.synced() > lists })
 		if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Reported || all[0].Ready {
 			t.Errorf("a new process believes %+v", all)

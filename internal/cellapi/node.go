@@ -40,11 +40,9 @@ type cellNode struct {
 	first   *said     // before that
 	// shown says that the kubelet has read this node. A patch from before that
 	// was made against the node of an earlier process, and would be wrong here.
-	shown   bool
-	isReady bool
-	// hasReported says that the kubelet has reported the node's status to this process. onReport is called when it does first.
-	hasReported bool
-	onReport    func()
+	shown       bool
+	isReady     bool
+	hasReported bool      // the kubelet has reported the node's status to this process
 	heard       time.Time // of the last heartbeat, status or lease
 }
 
@@ -237,31 +235,26 @@ func (n *cellNode) change(status bool, edit func(*corev1.Node) (*corev1.Node, er
 		if !ok {
 			continue
 		}
-		if status {
-			n.reported(&said.status)
-		}
 		return node, nil
 	}
 	return nil, conflict("the node has changed %d times meanwhile; read it and apply the change to that", changeAttempts)
 }
 
-// reported notes that the kubelet has reported its node's status.
-func (n *cellNode) reported(status *corev1.NodeStatus) {
+// reported notes that the kubelet has reported its node's status, and returns whether it had not before.
+func (n *cellNode) reported(status *corev1.NodeStatus) (first bool) {
 	isReady := slices.ContainsFunc(status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	n.mu.Lock()
-	first := !n.hasReported
+	defer n.mu.Unlock()
+	first = !n.hasReported
 	n.hasReported = true
 	n.heard = n.server.clock.Now()
 	if isReady && !n.isReady {
 		n.isReady = true
 		close(n.ready)
 	}
-	n.mu.Unlock()
-	if first && n.onReport != nil {
-		n.onReport()
-	}
+	return first
 }
 
 // isKnown reports whether the kubelet has reported its node's status to this process.
@@ -323,6 +316,7 @@ func (n *cellNode) node() *corev1.Node {
 type nodeAPI struct {
 	*base
 	node *cellNode
+	pod  *boundPod
 }
 
 // serveNode answers all that is asked about nodes.
@@ -394,12 +388,23 @@ func (c *nodeAPI) changeNode(w http.ResponseWriter, r *http.Request, a *ask, edi
 	if !ok {
 		return notAcceptable()
 	}
-	node, err := c.node.change(a.Subresource == "status", edit)
+	status := a.Subresource == "status"
+	node, err := c.node.change(status, edit)
 	if err != nil {
 		return err
 	}
+	if status {
+		c.reported(&node.Status)
+	}
 	writeObject(w, f, http.StatusOK, node)
 	return nil
+}
+
+// reported notes a status that the kubelet has reported of its node. What runs beside the pod may depend on the first one.
+func (c *nodeAPI) reported(status *corev1.NodeStatus) {
+	if c.node.reported(status) {
+		c.pod.setsChanged()
+	}
 }
 
 // jsonOf returns o in JSON as a patch is applied to.

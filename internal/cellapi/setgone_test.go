@@ -78,7 +78,7 @@ func TestASetsPodIsShownWhenAllCellsOfItsNodeKnowOfIt(t *testing.T) {
 func TestWhatACellRunsIsUnknownUntilItsAgentSaysWhatItCan(t *testing.T) {
 	h, _ := setHouse(t)
 	c := newMachine(t, "c1").join(h)
-	c.node.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
+	c.nodeAPI.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
 	own := h.bindNew(c, podOn("web"))
 	eventually(t, "its kubelet may have its pod", func() bool { return len(h.server.cellOf(own.UID).shownPods()) == 1 })
 	if !h.server.HasPod(own.UID) {

@@ -69,7 +69,6 @@ func (t *term) followCluster(ctx context.Context, c cloudSide, n nodeSide) (clus
 		Clock:          t.clock,
 		Log:            t.Log,
 	})
-	cellAPI.ObservePorts(firewalls)
 	t.atEnd(firewalls.Close)
 	return clusterSide{
 		egress:     out,

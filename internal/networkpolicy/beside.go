@@ -1,6 +1,9 @@
 package networkpolicy
 
-import "github.com/elotl/kip/internal/agentapi"
+import (
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/daemonsets"
+)
 
 // beside returns by what the agent is to tell the pod from others on its machine; nil where there are none. An agent that
 // does not know of that refuses rules that tell of it. The lock is held.
@@ -11,8 +14,10 @@ func (c *Controller) beside(x *cell, a *agent) *agentapi.Beside {
 	return &agentapi.Beside{PodUID: string(x.Pod.UID), HostPorts: c.cfg.Beside.HostPorts(x.ID)}
 }
 
-// HostPortsChanged tells that Beside.HostPorts may return others for a cell. It does not block.
+// HostPortsChanged has the rules of a cell made of its ports as they are now. It does not block.
 func (c *Controller) HostPortsChanged(cell string) { c.queue.Add(cell) }
+
+var _ daemonsets.PortObserver = (*Controller)(nil)
 
 // found tells what rules that are in force say of pods beside the cell's, whatever is known of others. The lock is held.
 func (c *Controller) found(x *cell, inForce agentapi.FirewallStatus) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/daemonsets"
 )
 
 // besideOf notes what is told of agents.
@@ -17,7 +18,8 @@ type besideOf struct {
 	put  map[string]bool // whether the rules of the cell were there
 	w    *world
 
-	ports []agentapi.Ports
+	ports    []agentapi.Ports
+	observer daemonsets.PortObserver
 }
 
 func (b *besideOf) RunsBeside(cell string, can bool) {
@@ -37,6 +39,8 @@ func (b *besideOf) RunsNone(cell string) {
 	b.none[cell] = true
 }
 
+func (b *besideOf) ObservePorts(o daemonsets.PortObserver) { b.observer = o }
+
 func (b *besideOf) HostPorts(cell string) []agentapi.Ports {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,7 +50,9 @@ func (b *besideOf) HostPorts(cell string) []agentapi.Ports {
 func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 	inWorld(t, func(w *world) {
 		b := &besideOf{told: map[string][]bool{}, none: map[string]bool{}, put: map[string]bool{}, w: w}
-		w.kip.cfg.Beside = b
+		w.stop()
+		w.beside = b
+		w.run()
 		w.namespaces()
 		w.policies()
 		able := w.cell("able", func(a *agentOf) { a.beside = true })
@@ -61,8 +67,8 @@ func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 		b.mu.Lock()
 		b.ports = []agentapi.Ports{{Protocol: "TCP", First: 9100, Last: 9100}}
 		b.mu.Unlock()
-		w.kip.HostPortsChanged("cell-able")
-		w.kip.HostPortsChanged("cell-none")
+		b.observer.HostPortsChanged("cell-able")
+		b.observer.HostPortsChanged("cell-none")
 		w.later(time.Second)
 		if fw, _ := able.now(); !slices.Equal(fw.Beside.HostPorts, b.ports) {
 			t.Errorf("the agent has the ports %v", fw.Beside.HostPorts)
@@ -81,7 +87,9 @@ func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 func TestWhatRunsBesideIsKnownBeforeThePoliciesAre(t *testing.T) {
 	inWorld(t, func(w *world) {
 		b := &besideOf{told: map[string][]bool{}, none: map[string]bool{}, put: map[string]bool{}, w: w}
-		w.kip.cfg.Beside = b
+		w.stop()
+		w.beside = b
+		w.run()
 		w.cell("runs", func(a *agentOf) { a.beside, a.force = true, []byte(`{"beside":{"podUID":"uid of runs"}}`) })
 		w.cell("alone", func(a *agentOf) { a.beside, a.force = true, []byte(`{}`) })
 		w.cell("fresh", func(a *agentOf) { a.beside = true })

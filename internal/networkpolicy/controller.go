@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/agentlimit"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/policy"
 	"github.com/elotl/kip/internal/watchdog"
@@ -97,8 +98,10 @@ type Beside interface {
 	RunsBeside(cell string, can bool)
 	// RunsNone tells that nothing runs beside the cell's pod yet, whatever its agent can.
 	RunsNone(cell string)
-	// HostPorts are those at which pods of the cell's own network listen, sorted. HostPortsChanged says that there are others.
+	// HostPorts are those at which pods of the cell's own network listen, sorted.
 	HostPorts(cell string) []agentapi.Ports
+	// ObservePorts has an observer told of changes of HostPorts.
+	ObservePorts(daemonsets.PortObserver)
 }
 
 // Shared are watches that others keep; *watches.Watches says what its methods do.
@@ -201,7 +204,7 @@ func (c *Controller) handed(id string, a *agent, digest string, bytes int) {
 
 // New returns a controller that has not started.
 func New(cfg Config) *Controller {
-	return &Controller{
+	c := &Controller{
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
@@ -214,6 +217,10 @@ func New(cfg Config) *Controller {
 		owners:  map[types.NamespacedName]*cell{},
 		agents:  map[string]*agent{},
 	}
+	if cfg.Beside != nil {
+		cfg.Beside.ObservePorts(c)
+	}
+	return c
 }
 
 // Run keeps firewalls until ctx ends. They stay as they are without it.

@@ -156,6 +156,7 @@ type world struct {
 	stop   func()
 	// masquerade is Config.Masquerade.
 	masquerade func(subnet string) (except []netip.Prefix, does, known bool)
+	beside     Beside // Config.Beside
 
 	mu     sync.Mutex
 	events []string
@@ -196,6 +197,7 @@ func (w *world) run() {
 			return w.masquerade(subnet)
 		},
 		Events: w,
+		Beside: w.beside,
 		Clock:  clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(context.Background())

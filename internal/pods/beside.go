@@ -25,6 +25,7 @@ type besides struct {
 	rules    *daemonsets.Rules // nil for none
 	copies   Copies
 	cells    Cells
+	loop     *loop
 	registry *registry
 	contacts *notes[contact]
 	clock    clock.PassiveClock
@@ -32,6 +33,25 @@ type besides struct {
 
 	mu      sync.Mutex           // held for no call to another part
 	unknown map[types.UID]string // the cells of pods whose cell is bound, and of which it was not known yet what runs beside them
+}
+
+// newBesides returns what observes the copies, if any are to run.
+func newBesides(cfg Config, loop *loop, registry *registry) *besides {
+	s := &besides{
+		rules:    cfg.DaemonSets,
+		copies:   cfg.Copies,
+		cells:    cfg.Cells,
+		loop:     loop,
+		registry: registry,
+		contacts: newNotes[contact](registry),
+		clock:    cfg.Clock,
+		began:    cfg.Clock.Now(),
+		unknown:  map[types.UID]string{},
+	}
+	if s.rules != nil {
+		s.copies.ObserveCopies(s)
+	}
+	return s
 }
 
 // runs reports whether a pod stands for copies, and says so.
@@ -277,8 +297,8 @@ func (s *besides) unserved(pod *corev1.Pod, needs volumes.Needs) error {
 const copiesGather = time.Second / 2
 
 // CopyChanged wakes a pod of a DaemonSet whose copies have changed. It does not block.
-func (c *Controller) CopyChanged(_ string, set types.NamespacedName) {
-	c.core.loop.wakeAfter(cache.ObjectName{Namespace: set.Namespace, Name: set.Name}, copiesGather)
+func (s *besides) CopyChanged(_ string, set types.NamespacedName) {
+	s.loop.wakeAfter(cache.ObjectName{Namespace: set.Namespace, Name: set.Name}, copiesGather)
 }
 
-var _ daemonsets.CopyObserver = (*Controller)(nil)
+var _ daemonsets.CopyObserver = (*besides)(nil)

@@ -47,9 +47,6 @@ func New(cfg Config) (*Controller, error) {
 	if err := c.ends.watching.watch(cfg, c.requests.volumes); err != nil {
 		return nil, err
 	}
-	if cfg.DaemonSets != nil {
-		cfg.Copies.ObserveCopies(c)
-	}
 	return c, nil
 }
 

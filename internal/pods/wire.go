@@ -26,24 +26,16 @@ func newCore(cfg Config) core {
 	api := &apiServer{nodes: cfg.Nodes, leadership: cfg.Leadership}
 	history := &history{newNotes[past](registry)}
 	waits := newWaits(registry, cfg.Events)
+	loop := newLoop(cfg)
 	return core{
-		loop:       newLoop(cfg),
+		loop:       loop,
 		registry:   registry,
 		api:        api,
 		history:    history,
 		waits:      waits,
 		duplicates: &duplicates{cells: cfg.Cells, api: api, history: history, waits: waits},
-		beside: &besides{
-			rules:    cfg.DaemonSets,
-			copies:   cfg.Copies,
-			cells:    cfg.Cells,
-			registry: registry,
-			contacts: newNotes[contact](registry),
-			clock:    cfg.Clock,
-			began:    cfg.Clock.Now(),
-			unknown:  map[types.UID]string{},
-		},
-		paused: &pause{},
+		beside:     newBesides(cfg, loop, registry),
+		paused:     &pause{},
 	}
 }
 
