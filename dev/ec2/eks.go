@@ -22,10 +22,11 @@ type Cluster struct {
 	// Endpoint is the API server's URL, and CA its certificate, PEM.
 	Endpoint string
 	CA       []byte
-	// Private says that the API server is reached from the VPC only.
-	Private bool
-	VPC     string
-	Subnets []string
+	// Private says that the API server is reached from the VPC only, and PublicFrom from which networks else; any for none.
+	Private    bool
+	PublicFrom []string
+	VPC        string
+	Subnets    []string
 	// Group is the cluster security group, which EKS makes.
 	Group string
 	// Issuer is that of the tokens of service accounts, https://….
@@ -78,6 +79,7 @@ type clusterJSON struct {
 		Group   string   `json:"clusterSecurityGroupId"`
 		Public  bool     `json:"endpointPublicAccess"`
 		Private bool     `json:"endpointPrivateAccess"`
+		From    []string `json:"publicAccessCidrs,omitempty"`
 	} `json:"resourcesVpcConfig"`
 	Network struct {
 		Family string `json:"ipFamily"`
@@ -119,6 +121,9 @@ func (m *eksService) shown(c Cluster) clusterJSON {
 	}
 	out.CA.Data = base64.StdEncoding.EncodeToString(c.CA)
 	out.VPC.ID, out.VPC.Subnets, out.VPC.Group, out.VPC.Public, out.VPC.Private = c.VPC, c.Subnets, c.Group, !c.Private, c.Private
+	if out.VPC.From = c.PublicFrom; c.PublicFrom == nil && !c.Private {
+		out.VPC.From = []string{"0.0.0.0/0"}
+	}
 	if out.Network.Family = c.Family; c.Family == "" {
 		out.Network.Family = "ipv4"
 	}

@@ -74,25 +74,30 @@ type Outcome struct {
 	After  int `json:"after"`
 }
 
-// Update installs this build's definition, or replaces an older one or one of the same version. It leaves a newer definition
-// alone. Labels and annotations of others stay. Several may call it at once. It returns when the API server serves cells,
-// and fails if that takes more than a minute.
-func Update(ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface) (Outcome, error) {
+// Try has the API server check what Update would do, and changes nothing.
+func Try(ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface) error {
 	want, err := apiv1.CustomResourceDefinition()
 	if err != nil {
-		return Outcome{}, err
+		return err
 	}
 	wants, err := apiv1.CRDVersion(want)
 	if err != nil {
-		return Outcome{}, err
+		return err
 	}
-	var out Outcome
+	_, err = put(ctx, crds, want, wants, metav1.DryRunAll)
+	return err
+}
+
+// put creates a definition, or replaces one that is not newer.
+func put(ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface, want *apiextensionsv1.CustomResourceDefinition,
+	wants int, dryRun ...string,
+) (out Outcome, err error) {
 	crossed := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	if err := retry.OnError(retry.DefaultBackoff, crossed, func() error {
 		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			out = Outcome{Ours: true, After: wants}
-			_, err = crds.Create(ctx, want, metav1.CreateOptions{})
+			_, err = crds.Create(ctx, want, metav1.CreateOptions{DryRun: dryRun})
 			return err
 		}
 		if err != nil {
@@ -109,10 +114,29 @@ func Update(ctx context.Context, crds apiextensionsclient.CustomResourceDefiniti
 		update := have.DeepCopy()
 		update.Spec = want.Spec
 		metav1.SetMetaDataAnnotation(&update.ObjectMeta, apiv1.AnnotationCRDVersion, want.Annotations[apiv1.AnnotationCRDVersion])
-		_, err = crds.Update(ctx, update, metav1.UpdateOptions{})
+		_, err = crds.Update(ctx, update, metav1.UpdateOptions{DryRun: dryRun})
 		return err
 	}); err != nil {
 		return Outcome{}, fmt.Errorf("install the definition %s: %w", want.Name, err)
+	}
+	return out, nil
+}
+
+// Update installs this build's definition, or replaces an older one or one of the same version. It leaves a newer definition
+// alone. Labels and annotations of others stay. Several may call it at once. It returns when the API server serves cells,
+// and fails if that takes more than a minute.
+func Update(ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface) (Outcome, error) {
+	want, err := apiv1.CustomResourceDefinition()
+	if err != nil {
+		return Outcome{}, err
+	}
+	wants, err := apiv1.CRDVersion(want)
+	if err != nil {
+		return Outcome{}, err
+	}
+	out, err := put(ctx, crds, want, wants)
+	if err != nil {
+		return Outcome{}, err
 	}
 	if err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})

@@ -268,6 +268,9 @@ func (d *Deployment) checkCluster(ctx context.Context, f *found, c eks.Cluster) 
 	if err != nil {
 		return append(problems, err.Error())
 	}
+	if err := f.api.mayDefine(ctx); err != nil {
+		problems = append(problems, err.Error())
+	}
 	return append(problems, f.api.mayApply(ctx, objects, d.Namespace, f.running.namespaceUID != "")...)
 }
 

@@ -376,6 +376,14 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		}, []string{"aws eks update-kubeconfig"}},
 		"a private endpoint": {func(w *world) { w.aws.Clusters[0].Private = true; w.api.Close() },
 			[]string{"private endpoint alone", "VPC vpc-1"}},
+		"an endpoint for other networks": {func(w *world) { w.aws.Clusters[0].PublicFrom = []string{"192.0.2.0/24"}; w.api.Close() },
+			[]string{"lets in 192.0.2.0/24 alone (publicAccessCidrs)", "publicAccessCidrs=192.0.2.0/24,ADDRESS/32"}},
+		"no right to definitions": {func(w *world) { w.api.denied = "customresourcedefinitions" },
+			[]string{"you may not change CustomResourceDefinitions", "cluster admin"}},
+		"the secret key as the guide of 2020 calls it": {func(w *world) {
+			w.Setenv("AWS_SECRET_ACCESS_KEY", "")
+			w.Setenv("AWS_SECRET_KEY_ID", "secret")
+		}, []string{`AWS_SECRET_KEY_ID is set, which AWS does not read: export AWS_SECRET_ACCESS_KEY="$AWS_SECRET_KEY_ID"`}},
 		"who has no access": {func(w *world) { w.api.status = http.StatusUnauthorized }, []string{"does not know you",
 			"aws eks create-access-entry"}},
 		"an old cluster":    {func(w *world) { w.api.version = "v1.29.3-eks-1" }, []string{"Kubernetes v1.29.3-eks-1", "1.30 or later"}},

@@ -26,6 +26,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud/aws/eks"
+	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
 	"sigs.k8s.io/yaml"
@@ -82,6 +83,10 @@ func (k *Kubernetes) reach(c eks.Cluster, region string) error {
 		return fmt.Errorf("the API server of cluster %s has a private endpoint alone (endpointPublicAccess is false), and this machine does "+
 			"not reach it: "+
 			"run this in the cluster's VPC %s, or through its VPN or bastion: %w", c.Name, c.VPC, err)
+	case ok && unreached != nil && len(c.PublicFrom) > 0:
+		return fmt.Errorf("the API server of cluster %s lets in %s alone (publicAccessCidrs), and does not answer this machine: run this there, or "+
+			"add the address of this machine: aws eks update-cluster-config --region %s --name %s --resources-vpc-config "+
+			"publicAccessCidrs=%s,ADDRESS/32: %w", c.Name, strings.Join(c.PublicFrom, ", "), region, c.Name, strings.Join(c.PublicFrom, ","), err)
 	default:
 		return fmt.Errorf("ask the API server %s of cluster %s for its version: %w", k.Host, c.Name, err)
 	}
@@ -307,6 +312,15 @@ func (k *Kubernetes) mayApply(ctx context.Context, objects []*unstructured.Unstr
 		}
 	}
 	return problems
+}
+
+// mayDefine returns an error if the caller may not install the definition of Cell.
+func (k *Kubernetes) mayDefine(ctx context.Context) error {
+	err := crd.Try(ctx, k.CRDs)
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("you may not change CustomResourceDefinitions: want the rights of a cluster admin: %w", err)
+	}
+	return err
 }
 
 // mayPatch asks the API server whether the caller may apply objects in a namespace.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 
@@ -48,6 +49,10 @@ func Open(ctx context.Context, region string, transport http.RoundTripper) (*Acc
 		if _, expired := errors.AsType[*ssocreds.InvalidTokenError](err); expired {
 			return nil, fmt.Errorf("%s: %w", expiredText, err)
 		}
+		if os.Getenv(secretOf2020) != "" && os.Getenv("AWS_SECRET_ACCESS_KEY") == "" {
+			return nil, fmt.Errorf("find credentials of AWS: %[1]s is set, which AWS does not read: export AWS_SECRET_ACCESS_KEY=\"$%[1]s\": %[2]w",
+				secretOf2020, err)
+		}
 		return nil, fmt.Errorf("find credentials of AWS: want AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws "+
 			"(AWS_PROFILE): %w",
 			err)
@@ -70,6 +75,9 @@ func Open(ctx context.Context, region string, transport http.RoundTripper) (*Acc
 	}
 	return a, nil
 }
+
+// secretOf2020 is what Kip's guide of 2020 calls the variable of the secret key.
+const secretOf2020 = "AWS_SECRET_KEY_ID"
 
 const expiredText = "the AWS credentials have expired: sign in again (aws sso login), or set a new AWS_SESSION_TOKEN"
 
@@ -111,6 +119,8 @@ type Cluster struct {
 	Endpoint string
 	CA       []byte
 	Public   bool
+	// PublicFrom are the networks that alone reach it from the internet; none for all.
+	PublicFrom []string
 	// Issuer is that of service accounts' tokens, without https://.
 	Issuer string
 	// Auto says that it is in Auto Mode, and AutoDisks that its disks are.
@@ -159,7 +169,9 @@ func clusterOf(c *types.Cluster) Cluster {
 	}
 	if v := c.ResourcesVpcConfig; v != nil {
 		out.VPC, out.Subnets, out.Group = aws.ToString(v.VpcId), v.SubnetIds, aws.ToString(v.ClusterSecurityGroupId)
-		out.Public = v.EndpointPublicAccess
+		if out.Public = v.EndpointPublicAccess; out.Public && !slices.Contains(v.PublicAccessCidrs, "0.0.0.0/0") {
+			out.PublicFrom = v.PublicAccessCidrs
+		}
 	}
 	if c.Identity != nil && c.Identity.Oidc != nil {
 		out.Issuer = strings.TrimPrefix(aws.ToString(c.Identity.Oidc.Issuer), "https://")
