@@ -164,7 +164,7 @@ OF_COMMIT = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$(shell [ -e .git ] && git l
 .PHONY: images
 images: $(BIN)/kip-image $(CONTAINER_PROGRAMS) ## the container images of Kip, into bin/images, and into a registry: IMAGE_REGISTRY=ghcr.io/team (IMAGE_TAG=, IMAGE_ARCHS=, IMAGE_GONE=)
 	@$(OF_COMMIT) $(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
-		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)'
+		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)' -boot=$(BIN)/image
 
 # For this host, of what Debian has now.
 .PHONY: local-images

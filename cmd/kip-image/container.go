@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/elotl/kip/image/container"
 	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/internal/bootimages"
 	"github.com/elotl/kip/internal/version"
 )
-
-// published is the registry of Kip's own releases. Images that are not pushed are named after it.
-const published = "ghcr.io/elotl"
 
 // containers builds the images of Kip itself, and pushes them if a registry is given.
 func containers(ctx context.Context, args []string) error {
@@ -33,12 +32,13 @@ func containers(ctx context.Context, args []string) error {
 	registry := flags.String("registry", "", "`name` of a registry, perhaps with a path, such as ghcr.io/team: "+
 		"push the images as ghcr.io/team/kip")
 	tag := flags.String("tag", o.Version, "`tag` of the images")
+	boot := flags.String("boot", "bin/image", "`folder` of boot images: push those of this version, too, as ghcr.io/team/kip-cell")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
 	o.Mirrors, o.Cache = from.mirrors, from.cache
 	o.Archs = words(*archs)
-	ref, err := container.Name(cmp.Or(*registry, published), *tag)
+	ref, err := container.Name(cmp.Or(*registry, bootimages.Published), *tag)
 	if err := errors.Join(err, from.check()); err != nil {
 		return err
 	}
@@ -73,6 +73,33 @@ func containers(ctx context.Context, args []string) error {
 		return err
 	}
 	fmt.Printf("pushed %s@%s\n", ref, digest)
+	return pushBootImages(ctx, *boot, o, bootimages.Name(strings.TrimSuffix(*registry, "/"), *tag))
+}
+
+// pushBootImages pushes the boot images in a folder that are of the same version as the images of Kip.
+func pushBootImages(ctx context.Context, folder string, o container.Options, to string) error {
+	archs, left, err := bootimages.In(folder, o.Archs, o.Version)
+	if err != nil {
+		return err
+	}
+	for _, why := range left {
+		o.Progress("not pushed: " + why)
+	}
+	if len(archs) == 0 {
+		return nil
+	}
+	tag, err := name.NewTag(to)
+	if err != nil {
+		return err
+	}
+	index, err := bootimages.Pack(folder, archs)
+	if err != nil {
+		return err
+	}
+	if err := container.PushBootImages(ctx, index, tag, authn.DefaultKeychain, o.Progress); err != nil {
+		return err
+	}
+	fmt.Printf("pushed %s for %s\n", tag, strings.Join(archs, " and "))
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elotl/kip/image/container"
 	"github.com/elotl/kip/image/release"
+	"github.com/elotl/kip/internal/bootimages"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -27,7 +28,7 @@ func releases(ctx context.Context, args []string) error {
 	flags.StringVar(&o.Out, "out", "bin/release", "`folder` of the release")
 	systems := flags.String("systems", "", "`systems` of kipctl, such as linux-amd64, with commas or spaces between them")
 	programs := flags.String("programs", "", "`programs` that make run needs, with commas or spaces between them")
-	flags.StringVar(&o.Registry, "registry", published, "`name` of the registry in chart and manifests: their image is NAME/kip")
+	flags.StringVar(&o.Registry, "registry", bootimages.Published, "`name` of the registry in chart and manifests: their image is NAME/kip")
 	flags.StringVar(&o.URL, "url", "https://github.com/elotl/kip/releases/download/"+o.Version, "`URL` of the folder that has the files")
 	if err := parse(flags, args); err != nil {
 		return err

@@ -17,6 +17,8 @@ import (
 	_ "time/tzdata" // neither Kip's image nor Windows has time zones
 
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/bootimages"
 )
 
 func main() {
@@ -32,6 +34,7 @@ func main() {
 		fallbackSocket: defaultSocket,
 		leaderWait:     leaderWait,
 		consolePause:   consolePause,
+		releases:       bootimages.Published,
 	}
 	root := newRoot(k, displayName(os.Args[0]))
 	err := root.ExecuteContext(ctx)

@@ -44,6 +44,8 @@ type kipctl struct {
 	leaderWait time.Duration
 	// consolePause is between two looks at a console that is followed.
 	consolePause time.Duration
+	// releases is the registry of Kip's own releases.
+	releases string
 
 	kubeconfig, context, namespace string
 	socket, output                 string

@@ -48,11 +48,24 @@ const progressEvery = 2 * time.Second
 // Push sends the images and their lists of software to a registry, and then gives the index its tag. It sends nothing that the
 // registry has. Keys says who pushes.
 func (s *Set) Push(ctx context.Context, tag name.Tag, keys authn.Keychain, progress func(string)) error {
-	return s.push(tag, progress, remote.WithContext(ctx), remote.WithAuthFromKeychain(keys), remote.WithUserAgent("kip-image"))
+	return s.push(tag, progress, optionsOf(ctx, keys)...)
 }
 
 func (s *Set) push(tag name.Tag, progress func(string), options ...remote.Option) error {
-	err := s.send(tag, progress, options)
+	return pushed(tag, s.send(tag, progress, options))
+}
+
+// PushBootImages sends the boot images of an index to a registry (package bootimages), and gives it its tag.
+func PushBootImages(ctx context.Context, index v1.ImageIndex, tag name.Tag, keys authn.Keychain, progress func(string)) error {
+	return pushed(tag, sendOne(tag, index, "the boot images", progress, optionsOf(ctx, keys)))
+}
+
+func optionsOf(ctx context.Context, keys authn.Keychain) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(keys), remote.WithUserAgent("kip-image")}
+}
+
+// pushed is the error of a push, with what to do about it.
+func pushed(tag name.Tag, err error) error {
 	if err == nil {
 		return nil
 	}

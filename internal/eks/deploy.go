@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/bootimages"
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 	"github.com/elotl/kip/internal/cloud/aws/images"
 	"github.com/elotl/kip/internal/config"
@@ -65,7 +66,7 @@ type found struct {
 // Run checks everything, and then, unless only checks are asked for, installs Kip and waits until its node is Ready. Run again it
 // changes what differs.
 func (d *Deployment) Run(ctx context.Context, checkOnly bool) error {
-	d.Registry, d.Namespace = cmp.Or(d.Registry, registry), cmp.Or(d.Namespace, DefaultNamespace)
+	d.Registry, d.Namespace = cmp.Or(d.Registry, bootimages.Published), cmp.Or(d.Namespace, DefaultNamespace)
 	f, err := d.check(ctx)
 	if err != nil {
 		return err
@@ -321,9 +322,9 @@ func (d *Deployment) bootImage(ctx context.Context, account *eks.Account) (insta
 			"publishes Kip's own",
 			account.ID, d.BootImage, d.Region)
 	}
-	if publish, err = images.InFolder(d.Folder, arch, ""); err != nil {
-		return "", images.Image{}, fmt.Errorf("account %s has no boot image %s in %s, and this folder has none to publish: run "+
-			"make image IMAGE_ARCH=%s IMAGE_FORMATS=raw, or name the folder with kip-cell-%s.tar.gz and .manifest.json of a release: "+
+	if publish, err = d.imageToPublish(ctx, arch); err != nil {
+		return "", images.Image{}, fmt.Errorf("account %s has no boot image %s in %s, and there is none to publish: push it to the registry with Kip's "+
+			"own image (make images), run make image IMAGE_ARCH=%s, or name the folder with kip-cell-%s.tar.gz and .manifest.json of a release: "+
 			"--image-folder: %w", account.ID, d.BootImage, d.Region, arch, arch, err)
 	}
 	d.Say("Note: account %s has no boot image in %s: %s will be published", account.ID, d.Region, publish.File)

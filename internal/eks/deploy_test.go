@@ -1,13 +1,17 @@
 package eks
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +23,9 @@ import (
 	"testing"
 	"time"
 
+	imagename "github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +36,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/bootimages"
 	"github.com/elotl/kip/internal/catalog"
 	kipaws "github.com/elotl/kip/internal/cloud/aws"
 	awseks "github.com/elotl/kip/internal/cloud/aws/eks"
@@ -121,6 +129,7 @@ func newWorld(t *testing.T) *world {
 		t.Setenv(key, value)
 	}
 	w := &world{T: t, api: newAPIServer(t, clusterObjects())}
+	cells := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	w.role = ec2.IAMRole{ARN: roleARN, Trust: trust("kip"), Inline: map[string]string{"kip": string(kipaws.CorePolicy())}}
 	w.aws = ec2.Config{
 		Region: region,
@@ -167,6 +176,12 @@ func newWorld(t *testing.T) *world {
 		Registries: roundTripper(func(r *http.Request) (*http.Response, error) {
 			recorder := httptest.NewRecorder()
 			switch {
+			case strings.HasPrefix(r.URL.Path, "/v2/elotl/kip-cell/"):
+				served := r.Clone(r.Context())
+				if served.Body == nil { // which a server's request always has
+					served.Body = http.NoBody
+				}
+				cells.ServeHTTP(recorder, served)
 			case r.URL.Path == "/v2/" || r.Method == http.MethodHead && strings.HasPrefix(r.URL.Path, "/v2/elotl/kip/manifests/") && w.registry == 0:
 				recorder.Header().Set("Docker-Content-Digest", "sha256:"+strings.Repeat("0", 64))
 				recorder.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
@@ -339,6 +354,50 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	}
 }
 
+// Without a folder that has it, deploy.sh takes the boot image from the registry that has Kip's own, and reads it when all is checked.
+func TestTheBootImageComesFromTheRegistryOfKipsOwn(t *testing.T) {
+	w := newWorld(t)
+	disk, err := os.ReadFile(filepath.Join(w.d.Folder, "kip-cell-amd64.raw"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed, err := os.Create(filepath.Join(w.d.Folder, "kip-cell-amd64.tar.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := gzip.NewWriter(packed)
+	archive := tar.NewWriter(z)
+	err = archive.WriteHeader(&tar.Header{Name: "disk.raw", Mode: 0o644, Size: int64(len(disk)), Format: tar.FormatGNU})
+	if err == nil {
+		_, err = archive.Write(disk)
+	}
+	if err := errors.Join(err, archive.Close(), z.Close(), packed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	index, err := bootimages.Pack(w.d.Folder, []string{"amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, err := imagename.NewTag("ghcr.io/elotl/kip-cell:1.0-latest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(tag, index, remote.WithTransport(w.d.Registries)); err != nil {
+		t.Fatal(err)
+	}
+	w.d.Folder, w.aws.Images = t.TempDir(), nil
+	w.open()
+	if err := w.d.Run(t.Context(), true); err != nil || len(w.model.Snapshots()) > 0 {
+		t.Fatalf("a check ends with %v, and there are %d snapshots", err, len(w.model.Snapshots()))
+	}
+	if err := w.run(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.said, "\n"))
+	}
+	if n := len(w.model.Images()); n != 1 || !strings.Contains(strings.Join(w.said, "\n"), "ghcr.io/elotl/kip-cell:1.0-latest will be published") {
+		t.Errorf("there are %d images, and it said\n%s", n, strings.Join(w.said, "\n"))
+	}
+}
+
 // Each thing that is in the way is named with its cure, before anything is changed.
 func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("another")})
@@ -488,7 +547,7 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 			[]string{"lacks rights that Kip needs", "KipReads: ec2:DescribeCapacityReservations", "ec2:DescribeInstanceTypes", "kipctl eks policy",
 				"KipMakesDisks: ec2:CreateVolume"}},
 		"no boot image": {func(w *world) { w.d.Folder, w.aws.Images = w.TempDir(), nil }, []string{"no boot image kip-cell-* in us-west-2",
-			"make image IMAGE_ARCH=amd64"}},
+			"make image IMAGE_ARCH=amd64", "find the boot image ghcr.io/elotl/kip-cell:1.0-latest for amd64"}},
 		"a boot image of another architecture": {func(w *world) {
 			w.d.BootImage, w.d.Type = "ami-arm", "t3.micro"
 			w.aws.Images = []ec2.Image{{ID: "ami-arm", Name: "mine", Owner: "self", Architecture: "arm64", RootDevice: "/dev/xvda", GiB: 1}}
@@ -686,7 +745,7 @@ func TestAutoModeGetsAStorageClass(t *testing.T) {
 }
 
 func TestBadSettingsAreNamed(t *testing.T) {
-	good := Request{Cluster: "kip", Region: region, Tag: "1", Role: roleARN, Namespace: "kip", Registry: registry}
+	good := Request{Cluster: "kip", Region: region, Tag: "1", Role: roleARN, Namespace: "kip", Registry: bootimages.Published}
 	if p := good.check(); len(p) > 0 {
 		t.Fatal(p)
 	}

@@ -9,14 +9,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/elotl/kip/internal/bootimages"
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 )
 
 // Names of what is installed, as Kip of 2020 has them.
 const (
-	name     = "kip-provider"
-	node     = "kip-provider-0"
-	registry = "ghcr.io/elotl"
+	name = "kip-provider"
+	node = "kip-provider-0"
 )
 
 // Request says what is to be installed, and where.
@@ -56,7 +56,7 @@ var Variables = []variable{
 		"KIP_SERVICE_ACCOUNT_ROLE_ARN", "role-arn", true, "ARN of the IAM role of Kip's service account",
 		"arn:aws:iam::123456789012:role/kip", func(r *Request) *string { return &r.Role },
 	},
-	{"IMAGE_REGISTRY", "image-registry", false, "registry that has the image kip", registry, func(r *Request) *string { return &r.Registry }},
+	{"IMAGE_REGISTRY", "image-registry", false, "registry that has the images kip and kip-cell", bootimages.Published, func(r *Request) *string { return &r.Registry }},
 	{
 		"CELL_INSTANCE_PROFILE_ARN", "instance-profile", false, "ARN of the instance profile of cells whose pods name none",
 		"arn:aws:iam::123456789012:instance-profile/kip-cell", func(r *Request) *string { return &r.Profile },
@@ -119,10 +119,11 @@ func (r *Request) check() (problems []string) {
 	wrong("NAMESPACE", r.Namespace, "a name of a namespace: lower case letters, digits and -",
 		len(validation.IsDNS1123Label(r.Namespace)) == 0)
 	at, err := url.Parse("https://" + r.Registry)
-	wrong("IMAGE_REGISTRY", r.Registry, "a registry without scheme and tag, such as "+registry, err == nil && at.Host != "" &&
+	wrong("IMAGE_REGISTRY", r.Registry, "a registry without scheme and tag, such as "+bootimages.Published, err == nil && at.Host != "" &&
 		!strings.HasSuffix(r.Registry, "/") && !slices.Contains([]string{"http:", "https:"}, at.Host) && at.RawQuery == "")
 	return problems
 }
 
-// image is the one of Kip.
-func (r *Request) image() string { return r.Registry + "/kip:" + r.Tag }
+// image is the one of Kip, and cellImage the name of the boot images beside it.
+func (r *Request) image() string     { return r.Registry + "/kip:" + r.Tag }
+func (r *Request) cellImage() string { return bootimages.Name(r.Registry, r.Tag) }

@@ -414,8 +414,8 @@ func (a *accountChecks) image(ctx context.Context) []finding.Finding {
 
 // publish is the command that publishes a boot image.
 func (a *accountChecks) publish(arch string) string {
-	return fmt.Sprintf("kipctl image publish --region %s --arch %s # where kip-cell-%s.tar.gz and .manifest.json of a release are, or in a checkout after "+
-		"make image IMAGE_ARCH=%s", a.c.cfg.Region, arch, arch, arch)
+	return fmt.Sprintf("kipctl image publish --region %s --arch %s # it fetches the image of its release; else add --from REGISTRY/kip-cell:TAG, or run "+
+		"it where kip-cell-%s.tar.gz and .manifest.json are, or in a checkout after make image IMAGE_ARCH=%s", a.c.cfg.Region, arch, arch, arch)
 }
 
 // age says how old an image is.

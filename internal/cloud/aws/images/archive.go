@@ -19,8 +19,17 @@ import (
 // archived is the end of the name of an image that is packed, as a release has it: an archive with the raw disk alone.
 const archived = ".tar.gz"
 
-// open opens the raw disk of an image. One that is packed is unpacked into a file beside it that is there until done is called.
+// open opens the raw disk of an image. One that is packed is unpacked into a file that is there until done is called: beside the archive, if
+// that is a file.
 func (p *Publisher) open(ctx context.Context, i Image) (disk *os.File, done func(), err error) {
+	if i.Packed != nil {
+		packed, size, err := i.Packed(ctx)
+		if err != nil {
+			return nil, nil, fmt.Errorf("fetch %s: %w", i.File, err)
+		}
+		defer packed.Close()
+		return unpacked(p.reading(ctx, packed, size, "fetching "+i.File), i.File, "")
+	}
 	packed, err := os.Open(i.File)
 	if err != nil || !strings.HasSuffix(i.File, archived) {
 		return packed, func() { packed.Close() }, err
@@ -30,9 +39,14 @@ func (p *Publisher) open(ctx context.Context, i Image) (disk *os.File, done func
 	if err != nil {
 		return nil, nil, err
 	}
-	disk, err = os.CreateTemp(filepath.Dir(i.File), ".kip-cell-")
+	return unpacked(p.reading(ctx, packed, about.Size(), "unpacking "+i.File), i.File, filepath.Dir(i.File))
+}
+
+// unpacked unpacks a disk into a file of a folder, or of that for temporary files.
+func unpacked(packed io.Reader, called, folder string) (disk *os.File, done func(), err error) {
+	disk, err = os.CreateTemp(folder, ".kip-cell-")
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) { // a folder that others fill
-		disk, err = os.CreateTemp("", "kip-cell-")
+		disk, err = os.CreateTemp("", ".kip-cell-")
 	}
 	if err != nil {
 		return nil, nil, err
@@ -45,12 +59,12 @@ func (p *Publisher) open(ctx context.Context, i Image) (disk *os.File, done func
 			os.Remove(disk.Name())
 		}
 	}
-	if err = unpack(disk, p.reading(ctx, packed, about.Size(), "unpacking "+i.File)); err == nil {
+	if err = unpack(disk, packed); err == nil {
 		_, err = disk.Seek(0, io.SeekStart)
 	}
 	if err != nil {
 		done()
-		return nil, nil, fmt.Errorf("unpack %s: %w", i.File, err)
+		return nil, nil, fmt.Errorf("unpack %s: %w", called, err)
 	}
 	return disk, done, nil
 }

@@ -83,8 +83,11 @@ type Publisher struct {
 type Image struct {
 	// File is the raw disk, or an archive of it (.tar.gz). SHA256 is what the disk must have, in hex.
 	File, SHA256 string
-	Arch         string // amd64 or arm64
-	Version      string // Kip's
+	// Packed opens an archive of the disk that is elsewhere, and returns its size; nil if File is here. File is then what it is called.
+	Packed func(context.Context) (io.ReadCloser, int64, error)
+
+	Arch    string // amd64 or arm64
+	Version string // Kip's
 	// Variant is what it has besides, and GPUs what it drives then; "" for nothing.
 	Variant string
 	GPUs    []string
