@@ -503,11 +503,16 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 		"nodeName: a.b\nnodeCount: 2": {"policies", []string{
 			"username in ['system:node:a.b', 'system:node:a.b-1', 'system:node:a.b-2']",
 			"oldObject.metadata.name in ['a.b', 'a.b-1', 'a.b-2']"}, nil},
-		"rbac: {create: false}":       {"hooks", nil, []string{"kind:"}},
-		"uninstall: {force: true}":    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
-		"taint: {key: team.io/cells}": {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
-		"taint: {key: team.io/pods}":  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
-		"serviceAccount: {name: own}": {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},
+		"rbac: {create: false}": {"hooks", nil, []string{"kind:"}},
+		"bootImage: {publish: true, archs: [amd64, arm64], annotations: {eks.amazonaws.com/role-arn: 'arn:x'}}\nimage: {repository: a.io/b/kip, tag: v9}": {
+			"bootimage", []string{"eks.amazonaws.com/role-arn: arn:x", "helm.sh/hook: pre-install,pre-upgrade", "image: a.io/b/kip:v9", "--region=us-east-1",
+				"--arch=arm64", "--from=a.io/b/kip-cell:v9"}, []string{"kind: Role"}},
+		"bootImage: {publish: true, repository: c.io/cells, tag: v8}": {"bootimage", []string{"--from=c.io/cells:v8", "--arch=amd64"}, []string{"arm64"}},
+		"bootImage: {publish: false}":                                 {"bootimage", nil, []string{"kind:"}},
+		"uninstall: {force: true}":                                    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
+		"taint: {key: team.io/cells}":                                 {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
+		"taint: {key: team.io/pods}":                                  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
+		"serviceAccount: {name: own}":                                 {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},
 		"servingCertificate: {source: csr}": {"configmap", []string{
 			"servingCertificate:\n      approve: false\n      signerName: kubernetes.io/kubelet-serving"}, nil},
 		"servingCertificate: {source: csr, signerName: a.io/b, approve: true}": {"csr-approve", []string{"resourceNames: [a.io/b]"}, nil},
@@ -555,7 +560,7 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 // Whatever becomes of a hook, neither its Job nor its rights are in the way of the next try, or left by helm uninstall.
 func TestHooksLeaveNothing(t *testing.T) {
 	hooks := 0
-	for _, o := range objects(t, least) {
+	for _, o := range objects(t, least+"bootImage: {publish: true}") {
 		notes := o.GetAnnotations()
 		if notes["helm.sh/hook"] == "" {
 			continue

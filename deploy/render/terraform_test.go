@@ -19,6 +19,8 @@ import (
 	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/convert"
+	"github.com/zclconf/go-cty/cty/function"
+	"github.com/zclconf/go-cty/cty/function/stdlib"
 	ctyjson "github.com/zclconf/go-cty/cty/json"
 	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
@@ -228,7 +230,11 @@ func (c *configuration) values(t *testing.T) map[string]any {
 	return values
 }
 
-// evaluate returns the value of a local. What resources and data sources have is not known.
+// data are what data sources have that is known here: on an instance type of Intel or AMD.
+var data = cty.ObjectVal(map[string]cty.Value{"aws_ec2_instance_type": cty.ObjectVal(map[string]cty.Value{"cells": cty.ObjectVal(
+	map[string]cty.Value{"supported_architectures": cty.ListVal([]cty.Value{cty.StringVal("i386"), cty.StringVal("x86_64")})})})})
+
+// evaluate returns the value of a local. What resources and other data sources have is not known.
 func (c *configuration) evaluate(local string, variables map[string]cty.Value) (cty.Value, error) {
 	body := c.bodies[local]
 	if body == nil {
@@ -246,12 +252,17 @@ func (c *configuration) evaluate(local string, variables map[string]cty.Value) (
 				return cty.NilVal, err
 			}
 			locals[name] = value
+		case reference.RootName() == "data" && strings.HasPrefix(address, "data.aws_ec2_instance_type."):
+			roots["data"] = data
 		case reference.RootName() != "var":
 			roots[reference.RootName()] = cty.DynamicVal
 		}
 	}
 	roots["local"] = cty.ObjectVal(locals)
-	value, diags := body.Attributes["value"].Expr.Value(&hcl.EvalContext{Variables: roots})
+	value, diags := body.Attributes["value"].Expr.Value(&hcl.EvalContext{
+		Variables: roots,
+		Functions: map[string]function.Function{"contains": stdlib.ContainsFunc},
+	})
 	if diags.HasErrors() {
 		return cty.NilVal, errors.Join(diags.Errs()...)
 	}
@@ -485,6 +496,9 @@ func TestTheChartTakesTheValuesOfTerraform(t *testing.T) {
 			if !strings.Contains(outputs["rbac"], "eks.amazonaws.com/role-arn: made-by-apply") {
 				t.Errorf("the service account has no role:\n%s", outputs["rbac"])
 			}
+			if job := outputs["bootimage"]; !strings.Contains(job, "--arch=amd64") || !strings.Contains(job, "eks.amazonaws.com/role-arn: made-by-apply") {
+				t.Errorf("no Job publishes the boot image:\n%s", job)
+			}
 			if !strings.Contains(configMap, "subnetID: made-by-apply") {
 				t.Errorf("cells have no subnet:\n%s", configMap)
 			}
@@ -517,6 +531,17 @@ func TestTerraformNamesWhatTheChartMakes(t *testing.T) {
 	}
 	if is := kip.Spec.Template.Spec.ServiceAccountName; is != account.AsString() {
 		t.Errorf("Kip runs as %s, and the role trusts %s", is, account.AsString())
+	}
+	publisher, err := c.evaluate("local.publisher", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hooks, err := release{name: "kip", namespace: "kip-system", values: c.values(t)}.renderAll(chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job := documents(hooks["bootimage"]); len(job) != 2 || !strings.Contains(job[1], "serviceAccountName: "+publisher.AsString()+"\n") {
+		t.Errorf("the boot image's Job does not run as %s, whom its role trusts:\n%s", publisher.AsString(), job)
 	}
 	if !slices.Contains(kip.Spec.Template.Spec.Containers[0].Args, "--nodename=kip-0") {
 		t.Errorf("the virtual node is not kip-0: %v", kip.Spec.Template.Spec.Containers[0].Args)

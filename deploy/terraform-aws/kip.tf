@@ -1,8 +1,11 @@
 locals {
   service_account = "kip"
 
-  # Builds the boot image and publishes it, in the repository's root.
-  publish = "make image bin/kipctl IMAGE_FORMATS=raw IMAGE_ARCH=amd64 && bin/kipctl image publish --arch amd64 --region ${var.region}"
+  # The chart's Job publishes the boot image with a role of its own.
+  publisher = "kip-boot-image"
+
+  # In Kubernetes' words. EC2 calls amd64 x86_64.
+  arch = contains(data.aws_ec2_instance_type.cells.supported_architectures, "arm64") ? "arm64" : "amd64"
 
   features = [
     for statement in jsondecode(file("${path.module}/../aws/kip-policy-features.json")).Statement :
@@ -29,6 +32,12 @@ locals {
     servingCertificate = {
       source     = "csr"
       signerName = "beta.eks.amazonaws.com/app-serving"
+    }
+
+    bootImage = {
+      publish     = var.publish_boot_image
+      archs       = [local.arch]
+      annotations = var.publish_boot_image ? { "eks.amazonaws.com/role-arn" = aws_iam_role.boot_image[0].arn } : {}
     }
 
     persistence = { storageClassName = local.store }
@@ -111,14 +120,42 @@ resource "aws_iam_role_policy_attachment" "kip_features" {
   policy_arn = aws_iam_policy.kip_features[count.index].arn
 }
 
-# An image that is there, by its digest, is left as it is.
-resource "terraform_data" "boot_image" {
+# Kip's own role may not publish: whoever may can tag any snapshot of the account, and then delete it.
+resource "aws_iam_role" "boot_image" {
   count = var.publish_boot_image ? 1 : 0
 
-  provisioner "local-exec" {
-    working_dir = "${path.module}/../.."
-    command     = local.publish
-  }
+  name = "${var.cluster_name}-kip-boot-image"
+  tags = var.tags
+
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Principal = { Federated = aws_iam_openid_connect_provider.cluster.arn }
+      Action    = "sts:AssumeRoleWithWebIdentity"
+      Condition = {
+        StringEquals = {
+          "${local.issuer}:aud" = "sts.amazonaws.com"
+          "${local.issuer}:sub" = "system:serviceaccount:${var.namespace}:${local.publisher}"
+        }
+      }
+    }]
+  })
+}
+
+# docs/boot-image.md, without the statements for a customer managed key.
+resource "aws_iam_role_policy" "boot_image" {
+  count = length(aws_iam_role.boot_image)
+
+  name = "boot-image"
+  role = aws_iam_role.boot_image[count.index].name
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      for statement in jsondecode(file("${path.module}/../aws/boot-image-policy.json")).Statement :
+      statement if !contains(["GrantsTheKey", "UsesTheKey"], statement.Sid)
+    ]
+  })
 }
 
 # The disk of Kip's store is Terraform's own. The chart keeps the claim of a store when it is uninstalled, and a disk that the
@@ -224,6 +261,6 @@ resource "helm_release" "kip" {
     aws_vpc_security_group_ingress_rule.cells_to_efs,
     aws_vpc_security_group_ingress_rule.worker_to_efs,
     kubernetes_persistent_volume_claim_v1.store,
-    terraform_data.boot_image,
+    aws_iam_role_policy.boot_image,
   ]
 }

@@ -9,13 +9,22 @@ data "aws_availability_zones" "available" {
   }
 }
 
-# All of the account's images with that name.
+data "aws_ec2_instance_type" "cells" {
+  instance_type = var.cell_default_instance_type
+}
+
+# The account's images with that name that cells of the default type boot.
 data "aws_ami_ids" "cells" {
   owners = ["self"]
 
   filter {
     name   = "name"
     values = [var.boot_image_name]
+  }
+
+  filter {
+    name   = "architecture"
+    values = data.aws_ec2_instance_type.cells.supported_architectures
   }
 }
 
@@ -39,7 +48,12 @@ resource "aws_vpc" "kip" {
 
     precondition {
       condition     = var.publish_boot_image || length(data.aws_ami_ids.cells.ids) > 0
-      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"kipctl image publish --region ${var.region}\" where kip-cell-amd64.tar.gz and .manifest.json of a release are, or \"${local.publish}\" in the repository's root, or set publish_boot_image = true."
+      error_message = "There is no AMI named ${var.boot_image_name} for ${local.arch}, which ${var.cell_default_instance_type} has, of your account in ${var.region}. Run \"kipctl image publish --region ${var.region} --arch ${local.arch}\", or set publish_boot_image = true."
+    }
+
+    precondition {
+      condition     = !var.publish_boot_image || startswith(var.boot_image_name, "kip-cell-")
+      error_message = "boot_image_name is ${var.boot_image_name}, and publish_boot_image publishes Kip's own image, kip-cell-...: set publish_boot_image = false, or leave boot_image_name out."
     }
   }
 }

@@ -81,9 +81,9 @@ variable "boot_image_name" {
 }
 
 variable "publish_boot_image" {
-  description = "Build Kip's boot image from this checkout and publish it in the region, before Kip is installed. It needs Go, make and Debian's tools."
+  description = "Publish Kip's boot image in the region before Kip is installed, from the registry of Kip's own container image. An image that is there is left as it is."
   type        = bool
-  default     = false
+  default     = true
 }
 
 variable "cell_default_instance_type" {

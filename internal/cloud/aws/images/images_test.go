@@ -116,6 +116,14 @@ func documentedText(t *testing.T) []byte {
 	return []byte(text)
 }
 
+// The policy is a file, too, for Terraform and for aws iam create-policy.
+func TestThePolicyOfThePageIsThatOfTheFile(t *testing.T) {
+	text, err := os.ReadFile("../../../../deploy/aws/boot-image-policy.json")
+	if err != nil || !bytes.Equal(bytes.TrimSpace(text), bytes.TrimSpace(documentedText(t))) {
+		t.Errorf("deploy/aws/boot-image-policy.json is not what docs/boot-image.md has (%v)", err)
+	}
+}
+
 // The policy's last statements are for an account that encrypts with a key of its own.
 func TestWithoutTheRightToItsKeyAPublicationSaysWhatToDo(t *testing.T) {
 	for _, sid := range []string{"GrantsTheKey", "UsesTheKey"} {
