@@ -15,6 +15,7 @@
 //	profiles.go      whether it asks Kip what profiles need
 //	agents.go        whether Kip reaches its cells
 //	pods.go          what cells are to the workloads of the cluster
+//	selectors.go     which pods wait for labels that Kip's nodes do not have
 //	daemonsets.go    which DaemonSets run beside pods on cells, and which stand without a machine
 //	podidentity.go   who gets a role by EKS Pod Identity
 //	raw.go           asks the API server for a path

@@ -127,6 +127,7 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "", "pods on its nodes", workloads{k}.listOnOwn),
 		of(areaKip, "pods on its nodes", "DaemonSets", daemonSets{k}.onNodes),
 		of(areaKip, "pods on its nodes", "Services", workloads{k}.services),
+		of(areaKip, "", "node selectors", workloads{k}.selectors),
 	)
 	if k.c.Provider != nil && len(k.c.Provider.Admission.Profiles) > 0 {
 		all = append(all, of(areaKip, "", "profiles", ports{k}.profiles))

@@ -113,7 +113,7 @@ func onEKS() *world {
 func installed() *world {
 	w := fresh()
 	own := node("kip-0")
-	own.Labels = map[string]string{apiv1.LabelController: "id", wellknown.ComputeType: "fargate"}
+	own.Labels = map[string]string{apiv1.LabelController: "id", wellknown.ComputeType: "fargate", "type": "virtual-kubelet"}
 	own.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule}}
 	own.Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.2.0"
 	own.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
@@ -564,6 +564,19 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 			change(w)
 		}
 	}
+	// waiting is a pod of a Deployment that no node takes.
+	waiting := func(spec corev1.PodSpec) func(*world) {
+		return func(w *world) {
+			p := corev1.Pod{ObjectMeta: meta("shop", "web-1"), Spec: spec}
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-abc", Controller: new(true)}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+			w.pods = append(w.pods, p)
+		}
+	}
+	requires := func(all ...corev1.NodeSelectorRequirement) *corev1.Affinity {
+		return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: all}}}}}
+	}
 	// near is a Service that keeps its traffic in the zone; so many of the ordinary node and Kip's have one.
 	near := func(zones int) func(*world) {
 		s := balancer("", nil)
@@ -736,12 +749,24 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 			w.events = []corev1.Event{{ObjectMeta: meta("default", "e"), InvolvedObject: about, Type: "Warning",
 				Reason: "StoreBehind", Message: "a person decides", LastTimestamp: metav1.NewTime(now.Add(-time.Minute))}}
 		}, "events", finding.Warning, "StoreBehind: a person decides", "kubectl describe node kip-0"},
-		"a DaemonSet":           {installed, stands(&corev1.Affinity{}), "DaemonSets", finding.Warning, "shop/logs", "kubectl patch daemonset -n shop logs"},
-		"a bound DaemonSet":     {installed, stands(required), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs # add " + notOnKip},
-		"an unread DaemonSet":   {installed, stands(nil), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs"},
-		"local traffic":         {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
-		"by address":            {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
-		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, wellknown.ComputeType) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
+		"a DaemonSet":         {installed, stands(&corev1.Affinity{}), "DaemonSets", finding.Warning, "shop/logs", "kubectl patch daemonset -n shop logs"},
+		"a bound DaemonSet":   {installed, stands(required), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs # add " + notOnKip},
+		"an unread DaemonSet": {installed, stands(nil), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs"},
+		"local traffic":       {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
+		"by address":          {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
+		"by address, wrong":   {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, wellknown.ComputeType) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
+		"a label of Auto Mode": {installed, waiting(corev1.PodSpec{NodeSelector: map[string]string{
+			"type": "virtual-kubelet", "eks.amazonaws.com/instance-category": "c"}}), "node selectors", finding.Failed,
+			"pod shop/web-1 waits for a node of Kip with eks.amazonaws.com/instance-category=c, and none has it: these are labels of EKS' own nodes",
+			"kubectl edit -n shop deployment/web # take eks.amazonaws.com/instance-category=c out"},
+		"an affinity for other labels": {installed, waiting(corev1.PodSpec{Affinity: requires(
+			corev1.NodeSelectorRequirement{Key: "type", Operator: corev1.NodeSelectorOpIn, Values: []string{"virtual-kubelet"}},
+			corev1.NodeSelectorRequirement{Key: "disk", Operator: corev1.NodeSelectorOpExists})}), "node selectors", finding.Failed,
+			"with disk Exists, and none", "instance-requirements"},
+		"labels that Kip has": {installed, waiting(corev1.PodSpec{NodeSelector: map[string]string{"type": "virtual-kubelet"}}), "node selectors", finding.OK,
+			"no pod waits", ""},
+		"labels of other nodes": {installed, waiting(corev1.PodSpec{NodeSelector: map[string]string{"eks.amazonaws.com/compute-type": "auto"}}),
+			"node selectors", finding.OK, "no pod waits", ""},
 		"no zone to keep to":    {installed, near(1), "Services", finding.Warning, "shop/front is to keep its traffic in the zone, and its pod web is on node kip-0", "docs/cluster.md"},
 		"a zone to keep to":     {installed, near(2), "Services", finding.OK, "no Service loses its zones", ""},
 		"no zones at all":       {installed, near(0), "Services", finding.OK, "no Service loses its zones", ""},
