@@ -66,8 +66,8 @@ func try(k *kipctl) *cobra.Command {
 	flags.StringVar(&f.Image, "image", tryImage, "`name` of an image with the shell, httpd, nc and wget of busybox")
 	flags.StringVar(&f.LargeImage, "large-image", tryLargeImage, "`name` of an image of about 1 GB, with a shell")
 	flags.StringVar(&f.Endpoint, "endpoint", "public.ecr.aws:443", "`HOST:PORT` outside of the cluster, which a pod connects to")
-	flags.StringVar(&f.PublicZone, "public-zone", "", "`zone` in which the subnet of cells is public")
-	flags.StringVar(&f.PrivateZone, "private-zone", "", "`zone` in which the subnet of cells is private")
+	flags.StringVar(&f.PublicZone, "public-zone", "", "`zone` in which the subnet of cells is public (default: one that Kip knows)")
+	flags.StringVar(&f.PrivateZone, "private-zone", "", "`zone` in which the subnet of cells is private (default: one that Kip knows)")
 	flags.StringVar(&f.StorageClass, "storage-class", "", "`name` of the StorageClass of the volume (default: one that works on cells)")
 	flags.Float64Var(&f.MaxPricePerHour, "max-price-per-hour", 0.08, "`dollars` that one instance may cost an hour, disk and address included")
 	flags.StringSliceVar(&f.Skip, "skip", nil, "`name` of a step to leave out; may be given several times")
@@ -85,6 +85,7 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 			Cells:    c.plainCells,
 			Logs:     c.log,
 			Holdings: func(ctx context.Context) ([]adminapi.Holdings, error) { return k.holdingsOf(ctx, c) },
+			Subnets:  func(ctx context.Context) ([]finding.Subnet, error) { return k.subnets(ctx, c) },
 			DryRun: func(ctx context.Context, instanceTypes []string) ([]finding.Finding, error) {
 				return k.dryRun(ctx, c, instanceTypes)
 			},
@@ -267,33 +268,8 @@ func (a *answer) Write(p []byte) (int, error) {
 
 // dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of one of some types.
 func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string) ([]finding.Finding, error) {
-	command := []string{
-		"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml",
-		"--instance-type", strings.Join(instanceTypes, ","), "-o", "json",
-	}
-	own := "run kipctl " + strings.Join(command[1:7], " ") + " with Kip's provider.yaml and its rights"
-	if _, named := k.socketPath(); named {
-		return nil, errors.New("--socket is of a Kip in no pod: " + own)
-	}
-	pods, err := k.kipPods(ctx, c, own)
+	report, err := k.accountByKip(ctx, c, "--instance-type", strings.Join(instanceTypes, ","))
 	if err != nil {
-		return nil, err
-	}
-	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
-	if err != nil {
-		return nil, fmt.Errorf("list virtual nodes: %w", err)
-	}
-	ids := map[string]bool{}
-	for _, n := range nodes.Items {
-		ids[n.Labels[apiv1.LabelController]] = true
-	}
-	for id := range ids {
-		if len(ids) == 1 && id != "" { // else whose pod it is is not known
-			command = append(command, "--controller", id)
-		}
-	}
-	var report doctor.Report
-	if err := c.ask(ctx, &pods[0], command, &report); err != nil {
 		return nil, err
 	}
 	var found, others []finding.Finding
@@ -314,6 +290,55 @@ func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string)
 		}
 	}
 	return found, nil
+}
+
+// subnets asks a Kip of the cluster, in its pod, where it launches cells.
+func (k *kipctl) subnets(ctx context.Context, c *cluster) (all []finding.Subnet, err error) {
+	report, err := k.accountByKip(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	why := "it names none"
+	for _, r := range report.Results {
+		switch {
+		case r.Subnet.ID != "":
+			all = append(all, r.Subnet)
+		case r.Outcome == finding.Failed:
+			why = r.Message
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New(why)
+	}
+	return all, nil
+}
+
+// accountByKip has a Kip of the cluster check its account, in its pod and so with its rights.
+func (k *kipctl) accountByKip(ctx context.Context, c *cluster, more ...string) (report doctor.Report, err error) {
+	command := append([]string{"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml"}, more...)
+	own := "run kipctl " + strings.Join(command[1:], " ") + " with Kip's provider.yaml and its rights"
+	if _, named := k.socketPath(); named {
+		return report, errors.New("--socket is of a Kip in no pod: " + own)
+	}
+	pods, err := k.kipPods(ctx, c, own)
+	if err != nil {
+		return report, err
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
+	if err != nil {
+		return report, fmt.Errorf("list virtual nodes: %w", err)
+	}
+	command = append(command, "-o", "json")
+	ids := map[string]bool{}
+	for _, n := range nodes.Items {
+		ids[n.Labels[apiv1.LabelController]] = true
+	}
+	for id := range ids {
+		if len(ids) == 1 && id != "" { // else whose pod it is is not known
+			command = append(command, "--controller", id)
+		}
+	}
+	return report, c.ask(ctx, &pods[0], command, &report)
 }
 
 // holdingsOf asks each Kip of the cluster for what it has: by the socket that was named, or else in Kip's pods.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -37,6 +38,11 @@ func tries(t *testing.T, c *cluster, stdin, holdings string, args ...string) res
 	}
 	installKip(t, c, "kip-system")
 	c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
+		if command[1] == "doctor" {
+			fmt.Fprint(out, `{"results": [{"area": "account", "check": "subnets", "subnet": {"id": "subnet-1", "zone": "us-east-1a", "public": true}},
+				{"area": "account", "check": "subnets", "subnet": {"id": "subnet-2", "zone": "us-east-1b", "public": false}}]}`)
+			return nil
+		}
 		if got := fmt.Sprint(namespace, pod, command); got != "kip-systemkip-0[/kipctl cleanup -o json]" {
 			t.Errorf("it runs %s", got)
 		}
@@ -74,6 +80,11 @@ func TestTryShowsWhatItMayCostAndAsks(t *testing.T) {
 	r := tries(t, c, "no\n", "")
 	if r.failed == nil || r.out != "" || len(spaces(t, c)) > 0 {
 		t.Errorf("%v: it has made %v and printed %s", r.failed, spaces(t, c), r.out)
+	}
+	for _, step := range []string{"egress-public", "egress-private"} {
+		if !regexp.MustCompile(step + " +1 t3a.nano").MatchString(r.err) {
+			t.Errorf("%s has no instance in\n%s", step, r.err)
+		}
 	}
 	for _, want := range []string{
 		"load-balancer", "if kipctl is killed", "BY CATALOGUE has the prices of us-east-1 of 20", "2 t3a.nano", "$0.08 a GiB and month",
@@ -179,7 +190,8 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 			}
 			c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
 				want := "/kipctl doctor --account -f /etc/kip/config/provider.yaml --instance-type g6f.large," + gpu + " -o json --controller id"
-				if got := strings.Join(command, " "); namespace+"/"+pod != "kip-system/kip-0" || got != want {
+				got := strings.Join(command, " ")
+				if namespace+"/"+pod != "kip-system/kip-0" || got != want && got != strings.Replace(want, " --instance-type g6f.large,"+gpu, "", 1) {
 					t.Errorf("in pod %s/%s runs %s", namespace, pod, got)
 				}
 				command[4] = file
@@ -187,6 +199,10 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 				fmt.Fprint(out, r.out)
 				fmt.Fprint(messages, r.err)
 				return r.failed
+			}
+			subnets, err := (&kipctl{fallbackSocket: "none"}).subnets(t.Context(), c)
+			if tc.running != (err == nil) || tc.running && (len(subnets) != 1 || subnets[0].Zone != "us-east-1a") {
+				t.Errorf("the subnets are %+v (%v)", subnets, err)
 			}
 			found, err := (&kipctl{fallbackSocket: "none"}).dryRun(t.Context(), c, []string{"g6f.large", gpu})
 			said := fmt.Sprint(err)

@@ -25,6 +25,16 @@ type Finding struct {
 	// Cure is the command that fixes a failure, does away with a warning, or checks what was not checked. Of several each has a line, in
 	// their order. Words in capitals stand for what the reader fills in.
 	Cure string `json:"cure,omitempty"`
+	// Subnet is the subnet of cells that it is about; zero if it is about something else.
+	Subnet Subnet `json:"subnet,omitzero"`
+}
+
+// Subnet is where cells are launched.
+type Subnet struct {
+	ID   string `json:"id"`
+	Zone string `json:"zone"`
+	// Public says that its way to the internet is for public addresses alone.
+	Public bool `json:"public"`
 }
 
 // Fine says that something works.

@@ -47,6 +47,8 @@ const (
 	stepBatch    = "batch"
 	stepBalancer = "load-balancer"
 	stepGPU      = "gpu"
+	stepPublic   = "egress-public"
+	stepPrivate  = "egress-private"
 )
 
 const (
@@ -62,8 +64,8 @@ func (t *Trial) steps() [][]step {
 	return [][]step{
 		{t.batch(), t.logs(), t.balancer()},
 		{t.egress("egress", "a pod reaches "+t.Endpoint, "", false)},
-		{t.egress("egress-public", "a pod in a public subnet reaches "+t.Endpoint, t.PublicZone, false)},
-		{t.egress("egress-private", "a pod in a private subnet reaches "+t.Endpoint, t.PrivateZone, true)},
+		{t.egress(stepPublic, "a pod in a public subnet reaches "+t.Endpoint, t.PublicZone, false)},
+		{t.egress(stepPrivate, "a pod in a private subnet reaches "+t.Endpoint, t.PrivateZone, true)},
 		{t.volume()},
 		{t.spot()},
 		{t.gpu(), t.dryRun()},
@@ -262,7 +264,7 @@ echo "trial: connected to $HOST port $PORT"; sleep 5`, s.most)
 	s.run = func(ctx context.Context, r *running) error {
 		if len(s.pods) == 0 {
 			kind := strings.TrimPrefix(name, "egress-")
-			return notTried("--%s-zone names no zone in which the subnet of cells is %s", kind, kind)
+			return notTried("%s; --%s-zone names a zone in which the subnet of cells is %s", t.zoneless, kind, kind)
 		}
 		if err := r.create(ctx, pod); err != nil {
 			return err

@@ -1,9 +1,11 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -48,6 +50,8 @@ type Cluster struct {
 	Holdings func(context.Context) ([]adminapi.Holdings, error)
 	// Catalogue has the prices of the cluster's region. Optional.
 	Catalogue *Catalogue
+	// Subnets are those that Kip launches cells in, as Kip itself knows them. The error says why they are not known.
+	Subnets func(ctx context.Context) ([]finding.Subnet, error)
 	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of one of some types, and
 	// launches none. It returns at least one finding. The error says why the cloud was not asked.
 	DryRun func(ctx context.Context, instanceTypes []string) ([]finding.Finding, error)
@@ -61,7 +65,7 @@ type Options struct {
 	LargeImage string
 	// Endpoint is HOST:PORT outside of the cluster.
 	Endpoint string
-	// PublicZone and PrivateZone are zones in which the cells' subnet is public, or private; "" for none.
+	// PublicZone and PrivateZone are zones in which the cells' subnet is public, or private; "" for those that Kip knows.
 	PublicZone, PrivateZone string
 	// StorageClass is that of the volume; "" for one that works on cells.
 	StorageClass string
@@ -91,6 +95,8 @@ type Trial struct {
 	// nodes are the controllers of Kip's virtual nodes, by their names.
 	nodes map[string]string
 	about About
+	// zoneless says why there is no public, or no private zone.
+	zoneless string
 	// owner is the Job that ends the trial; none before it is made.
 	owner []metav1.OwnerReference
 	// cells are those of the trial that were seen.
@@ -156,6 +162,7 @@ func (t *Trial) Plan(ctx context.Context) (Plan, error) {
 	if err := t.see(ctx); err != nil {
 		return Plan{}, err
 	}
+	t.findZones(ctx)
 	left, err := t.Remains(ctx)
 	if err != nil {
 		return Plan{}, err
@@ -184,6 +191,34 @@ func (t *Trial) see(ctx context.Context) error {
 		t.about.Region = n.Labels[corev1.LabelTopologyRegion]
 	}
 	return nil
+}
+
+// findZones finds a zone whose subnets of cells are all public, and one whose are all private, where the user has named none: Kip chooses
+// among the subnets of a zone.
+func (t *Trial) findZones(ctx context.Context) {
+	if (t.PublicZone != "" || t.skipped(stepPublic)) && (t.PrivateZone != "" || t.skipped(stepPrivate)) {
+		return
+	}
+	t.Say("asking Kip which subnets of its cells are public")
+	subnets, err := t.Subnets(ctx)
+	if err != nil {
+		t.zoneless = "Kip was not asked for its subnets: " + err.Error()
+		return
+	}
+	kinds := map[string][]bool{} // by zone, whether subnets are public
+	for _, s := range subnets {
+		kinds[s.Zone] = append(kinds[s.Zone], s.Public)
+	}
+	for _, zone := range slices.Sorted(maps.Keys(kinds)) {
+		switch public := slices.Contains(kinds[zone], true); {
+		case public && slices.Contains(kinds[zone], false):
+		case public:
+			t.PublicZone = cmp.Or(t.PublicZone, zone)
+		default:
+			t.PrivateZone = cmp.Or(t.PrivateZone, zone)
+		}
+	}
+	t.zoneless = fmt.Sprintf("Kip has %d subnets for cells, and no zone where all are of this kind", len(subnets))
 }
 
 // Run tries all steps, removes what they have made, and reports. When ctx ends it tries no more, and removes all the same. Plan is called

@@ -143,6 +143,51 @@ func TestWhatAClusterLacksIsNotTried(t *testing.T) {
 	})
 }
 
+// Where the user names no zones, a pod goes into a zone whose subnets are all public, and another one into one whose are all private.
+func TestZonesAreThoseOfKipsSubnets(t *testing.T) {
+	mixed := []finding.Subnet{{ID: "s-1", Zone: "a", Public: true}, {ID: "s-2", Zone: "a"}}
+	for what, tc := range map[string]struct {
+		subnets         []finding.Subnet
+		named           string
+		public, private string
+		why             string
+	}{
+		"one of each": {append(mixed, finding.Subnet{ID: "s-3", Zone: "c"}, finding.Subnet{ID: "s-4", Zone: "b", Public: true}), "", "b", "c", ""},
+		"private ones": {[]finding.Subnet{{ID: "s-1", Zone: "b"}, {ID: "s-2", Zone: "a"}}, "", "", "a",
+			"Kip has 2 subnets for cells, and no zone where all are of this kind; --public-zone names"},
+		"one that is named": {mixed, "z", "z", "", "Kip has 2 subnets"},
+		"no answer":         {nil, "", "", "", "Kip was not asked for its subnets: nobody answers; --public-zone names"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				trial := newWorld(t, nil).trial(firstID, func(c *Config) {
+					c.PublicZone, c.PrivateZone, c.Skip = tc.named, "", []string{"batch", "logs", "load-balancer", "volume", "spot", "large-image"}
+					if tc.subnets != nil {
+						c.Subnets = func(context.Context) ([]finding.Subnet, error) { return tc.subnets, nil }
+					}
+				})
+				plan, err := trial.Plan(t.Context())
+				if err != nil || trial.PublicZone != tc.public || trial.PrivateZone != tc.private {
+					t.Fatalf("%v: the public zone is %q, the private one %q: want %q and %q", err, trial.PublicZone, trial.PrivateZone, tc.public, tc.private)
+				}
+				for _, s := range plan.Price.Steps {
+					if s.Name == stepPublic && (s.Cells == 1) != (tc.public != "") {
+						t.Errorf("%s has %d instances", s.Name, s.Cells)
+					}
+				}
+				r := trial.Run(t.Context())
+				for _, s := range r.Steps {
+					if zone := map[string]string{stepPublic: tc.public, stepPrivate: tc.private}[s.Name]; s.Result == NotTried && zone != "" {
+						t.Errorf("%s: %s", s.Name, s.Why)
+					} else if s.Name == stepPublic && zone == "" && !strings.HasPrefix(s.Why, tc.why) {
+						t.Errorf("%s is %s: %s: want %q", s.Name, s.Result, s.Why, tc.why)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestAStepThatFailsFailsTheTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.silentEgress = true })

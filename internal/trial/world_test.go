@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -360,6 +361,9 @@ func (w *world) trial(id string, change func(*Config)) *Trial {
 				return []adminapi.Holdings{h}, nil
 			},
 			Catalogue: costing(0.01),
+			Subnets: func(context.Context) ([]finding.Subnet, error) {
+				return nil, errors.New("nobody answers")
+			},
 			DryRun: func(context.Context, []string) ([]finding.Finding, error) {
 				return []finding.Finding{finding.Fine("the cloud would launch it")}, nil
 			},

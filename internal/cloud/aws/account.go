@@ -288,16 +288,19 @@ func (a *accountChecks) subnets(ctx context.Context) []finding.Finding {
 	var found []finding.Finding
 	for _, id := range slices.Sorted(maps.Keys(n.subnets)) {
 		s := n.subnets[id]
+		var f finding.Finding
 		switch {
 		case s.public && !s.maps && !cfg.PublicAddress && !cfg.PrivateOnly:
-			found = append(found, finding.Warn(a.command("modify-subnet-attribute --subnet-id %s --map-public-ip-on-launch", id),
+			f = finding.Warn(a.command("modify-subnet-attribute --subnet-id %s --map-public-ip-on-launch", id),
 				"subnet %s in %s leads to the internet by an internet gateway, and cells there get no public address: they pull no image from the internet. "+
-					"cloud.aws.publicAddress: true gives them one, too", id, s.zone))
+					"cloud.aws.publicAddress: true gives them one, too", id, s.zone)
 		case s.public:
-			found = append(found, finding.Fine("subnet %s of %s is in %s, and public", id, n.vpc, s.zone))
+			f = finding.Fine("subnet %s of %s is in %s, and public", id, n.vpc, s.zone)
 		default:
-			found = append(found, finding.Fine("subnet %s of %s is in %s, and private", id, n.vpc, s.zone))
+			f = finding.Fine("subnet %s of %s is in %s, and private", id, n.vpc, s.zone)
 		}
+		f.Subnet = finding.Subnet{ID: id, Zone: s.zone, Public: s.public}
+		found = append(found, f)
 	}
 	return found
 }
