@@ -68,7 +68,7 @@ func eksDeploy(k *kipctl) *cobra.Command {
 		"`name` of the cells' boot images, of which * may be a part, or the ID of one")
 	flags.StringVar(&r.Folder, "image-folder", "bin/image", "`folder` of the boot image that is published if the account has none")
 	flags.StringVar(&r.Type, "instance-type", "", "`type` of the cells of pods that name no resources (default: t3.micro, or t4g.micro)")
-	flags.BoolVar(&r.SkipRights, "skip-rights", false, "leave out what the role may do, if its policy is narrower on purpose")
+	flags.BoolVar(&r.SkipRights, "skip-rights", false, "leave out what the role may do, if its policy is narrower on purpose, and whether you may publish the boot image")
 	return cmd
 }
 

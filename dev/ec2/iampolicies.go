@@ -111,7 +111,28 @@ type evaluationXML struct {
 	Decision string `xml:"EvalDecision"`
 }
 
-// simulatePrincipalPolicy judges actions on resources by a role's policies, with the context that the call brings and no other: a
+// policiesOf are those of a role, or of the caller, who may be allowed all by none.
+func (m *iamService) policiesOf(r *request, arn string) (policies []*Policy, err error) {
+	if arn == m.callerARN() {
+		return []*Policy{r.policy}, nil
+	}
+	m.mu.Lock()
+	role, ok := m.roles.byName[arn[strings.LastIndex(arn, "/")+1:]]
+	m.mu.Unlock()
+	if !ok || role.ARN != arn {
+		return nil, noEntity("The role with name %s cannot be found.", arn)
+	}
+	for document := range valuesIn(role.Inline, role.Attached) {
+		policy, err := parseStored(document)
+		if err != nil {
+			return nil, bad("PolicyEvaluation", "%v", err)
+		}
+		policies = append(policies, policy)
+	}
+	return policies, nil
+}
+
+// simulatePrincipalPolicy judges actions on resources by a role's policies, or the caller's, with the context that the call brings and no other: a
 // condition on what it does not bring is not met. Each resource is judged by itself, which is so for EC2 without a
 // ResourceHandlingOption. Source: IAM API reference, "SimulatePrincipalPolicy", ResourceArns, ContextEntries, ResourceHandlingOption.
 func (m *iamService) simulatePrincipalPolicy(r *request) (any, error) {
@@ -124,22 +145,12 @@ func (m *iamService) simulatePrincipalPolicy(r *request) (any, error) {
 	if err := m.mayOf(r, arn); err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	role, ok := m.roles.byName[arn[strings.LastIndex(arn, "/")+1:]]
-	m.mu.Unlock()
-	if !ok || role.ARN != arn {
-		return nil, noEntity("The role with name %s cannot be found.", arn)
+	policies, err := m.policiesOf(r, arn)
+	if err != nil {
+		return nil, err
 	}
 	if len(resources) == 0 {
 		resources = []string{"*"}
-	}
-	var policies []*Policy
-	for document := range valuesIn(role.Inline, role.Attached) {
-		policy, err := parseStored(document)
-		if err != nil {
-			return nil, bad("PolicyEvaluation", "%v", err)
-		}
-		policies = append(policies, policy)
 	}
 	var answer struct {
 		Truncated bool            `xml:"IsTruncated"`
@@ -149,7 +160,9 @@ func (m *iamService) simulatePrincipalPolicy(r *request) (any, error) {
 		for _, resource := range resources {
 			decision := "implicitDeny"
 			for _, p := range policies {
-				if p.denies(action, resource, about) {
+				if p == nil { // of a caller who may do all
+					decision = "allowed"
+				} else if p.denies(action, resource, about) {
 					decision = "explicitDeny"
 				} else if decision == "implicitDeny" && p.allows(action, resource, about) {
 					decision = "allowed"

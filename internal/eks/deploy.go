@@ -125,6 +125,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	instanceType, image, err := d.bootImage(ctx, account)
 	failed(err)
 	f.image = image
+	problems = append(problems, d.checkPublisher(ctx, account, image)...)
 	problems = append(problems, d.checkRole(ctx, f, cluster, network)...)
 	f.plan = plan{image: d.image(), role: d.Role, namespace: d.Namespace}
 	settings, err := merged(f.running.config, d.settings(cluster, network, instanceType))
@@ -329,6 +330,16 @@ func (d *Deployment) bootImage(ctx context.Context, account *eks.Account) (insta
 	}
 	d.Say("Note: account %s has no boot image in %s: %s will be published", account.ID, d.Region, publish.File)
 	return instanceType, publish, nil
+}
+
+// checkPublisher says why the caller may not publish an image, if one is to be published.
+func (d *Deployment) checkPublisher(ctx context.Context, account *eks.Account, image images.Image) []string {
+	if image.File == "" || d.SkipRights {
+		return nil
+	}
+	found := account.CheckPublisher(ctx, image)
+	d.note(found.Notes)
+	return found.Problems
 }
 
 // DefaultBootImage is what Kip's own images are called.

@@ -275,6 +275,52 @@ func (w *world) run() error {
 	return w.d.Run(w.Context(), false)
 }
 
+// may gives who installs Kip the right to all, and a statement more.
+func (w *world) may(statement string) {
+	w.Helper()
+	policy, err := ec2.ParsePolicy([]byte(`{"Statement": [{"Sid": "All", "Effect": "Allow", "Action": "*", "Resource": "*"}, ` + statement + `]}`))
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.aws.Policies = map[string]*ec2.Policy{"AKIAADMIN": policy}
+}
+
+// Who has each statement of the policy in docs/boot-image.md may publish, and who lacks one is told which.
+func TestWhoMayPublishHasThePolicyOfThePage(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/aws/boot-image-policy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document struct{ Statement []map[string]any }
+	if err := json.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	rest := `{"Sid": "Rest", "Effect": "Allow", "NotAction": ["ebs:*", "ec2:DescribeImages", "ec2:DescribeSnapshots", "ec2:CreateTags",
+		"ec2:RegisterImage"], "Resource": "*"}`
+	for _, without := range []string{"", "BeginsSnapshots", "WritesAndRemovesItsOwn", "RegistersImages", "TagsImages", "TagsSnapshots"} {
+		statements := []string{rest}
+		for _, s := range document.Statement {
+			if one, err := json.Marshal(s); s["Sid"] != without && err == nil {
+				statements = append(statements, string(one))
+			}
+		}
+		policy, err := ec2.ParsePolicy([]byte(`{"Statement": [` + strings.Join(statements, ", ") + `]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := newWorld(t)
+		w.aws.Images, w.aws.Policies = nil, map[string]*ec2.Policy{"AKIAADMIN": policy}
+		w.open()
+		err = w.d.Run(t.Context(), true)
+		if (err == nil) != (without == "") || err != nil && !strings.Contains(err.Error(), "\n    "+without+": ") {
+			t.Errorf("without %q: %v\n%s", without, err, strings.Join(w.said, "\n"))
+		}
+		if said := strings.Join(w.said, "\n"); strings.Contains(said, "not checked: whether you") {
+			t.Errorf("it said %s", said)
+		}
+	}
+}
+
 // deploy.sh goes from an account without a boot image to a node that is Ready, and a second run changes nothing.
 func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	w := newWorld(t)
@@ -546,6 +592,11 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"the policy of the first documents": {func(w *world) { w.role.Inline = map[string]string{"kip": mended} },
 			[]string{"lacks rights that Kip needs", "KipReads: ec2:DescribeCapacityReservations", "ec2:DescribeInstanceTypes", "kipctl eks policy",
 				"KipMakesDisks: ec2:CreateVolume"}},
+		"no right to publish the boot image": {func(w *world) {
+			w.aws.Images = nil
+			w.may(`{"Sid": "Not", "Effect": "Deny", "Action": "ebs:StartSnapshot", "Resource": "*"}`)
+		}, []string{"lack rights to publish the boot image", "BeginsSnapshots: ebs:StartSnapshot (denied)", "deploy/aws/boot-image-policy.json",
+			"kipctl image publish --region us-west-2 --arch amd64"}},
 		"no boot image": {func(w *world) { w.d.Folder, w.aws.Images = w.TempDir(), nil }, []string{"no boot image kip-cell-* in us-west-2",
 			"make image IMAGE_ARCH=amd64", "find the boot image ghcr.io/elotl/kip-cell:1.0-latest for amd64"}},
 		"a boot image of another architecture": {func(w *world) {
@@ -601,14 +652,9 @@ func TestTheRoleIsCheckedByWhatTheCallerMayAsk(t *testing.T) {
 		w := newWorld(t)
 		w.role.Inline = map[string]string{}
 		w.role.Attached = map[string]string{"first": mended}
-		policy, err := ec2.ParsePolicy([]byte(`{"Statement": [{"Sid": "All", "Effect": "Allow", "Action": "*", "Resource": "*"},
-			{"Sid": "Not", "Effect": "Deny", "Action": ` + rights + `, "Resource": "*"}]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.aws.Policies = map[string]*ec2.Policy{"AKIAADMIN": policy}
+		w.may(`{"Sid": "Not", "Effect": "Deny", "Action": ` + rights + `, "Resource": "*"}`)
 		w.open()
-		err = w.run()
+		err := w.run()
 		if words == "" {
 			if said := strings.Join(w.said, "\n"); err != nil || !strings.Contains(said, "not checked: what role kip-enterprise may do") ||
 				!strings.Contains(said, "not checked: the role's trust policy") {
