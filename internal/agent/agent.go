@@ -196,6 +196,7 @@ type Agent struct {
 	devicePlugin *supervise.Process
 	boot         agentapi.Boot // with the first configuration
 	pages        reservedPages
+	providers    imageProviders
 }
 
 // reservedPages are the huge pages of the configuration in force.
@@ -540,7 +541,7 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 		Name:     "kubelet",
 		Env:      env,
 		Path:     a.o.Components,
-		Args:     configs.KubeletArgs(c, a.binDir()),
+		Args:     configs.KubeletArgs(c, a.providers.dir),
 		WaitsFor: "containerd and its pause image",
 		Ready: func(ctx context.Context) error {
 			select {

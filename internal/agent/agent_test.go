@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/pki"
 )
 
@@ -273,12 +275,55 @@ func TestTheKubeletAsksKipForWhatPullsTheCloudsImages(t *testing.T) {
 		t.Errorf("%s, %v", b, err)
 	}
 	// The kubelet looks the plugin up by its name.
-	link := filepath.Join(a.binDir(), configs.ImagePlugin)
+	link := filepath.Join(a.providerDir(), configs.ImagePlugin)
 	if to, err := os.Readlink(link); err != nil || to != m.path("itzo") {
 		t.Errorf("%s leads to %q, %v", link, to, err)
 	}
-	if args := configs.KubeletArgs(c, a.binDir()); !slices.Contains(args, "--image-credential-provider-bin-dir="+filepath.Dir(link)) {
+	if args := configs.KubeletArgs(c, a.providers.dir); !slices.Contains(args, "--image-credential-provider-bin-dir="+filepath.Dir(link)) {
 		t.Errorf("%q", args)
+	}
+}
+
+// A kubelet does not start with a credential provider whose program is missing.
+func TestCredentialProvidersWithoutAProgramAreLeftOutAndKipIsTold(t *testing.T) {
+	m := newMachine(t)
+	a := m.agent(false)
+	m.run(a)
+	m.file("serving", "", 0o444)
+	m.file(credentialproviders.Dir+"/has", "#!/bin/sh\n", 0o755)
+	m.file(credentialproviders.Dir+"/text", "#!/bin/sh\n", 0o644)
+	c := config()
+	for _, name := range []string{"has", "text", "lacks"} {
+		c.CredentialProviders = append(c.CredentialProviders, credentialproviders.Provider{Name: name, APIVersion: credentialproviders.V1,
+			MatchImages: []string{"*.example.com"}, Env: []credentialproviders.EnvVar{{Name: "WORD", Value: "sesame"}}})
+	}
+	w := put(t, a, c)
+	var told agentapi.Configured
+	if err := json.Unmarshal(w.Body.Bytes(), &told); w.Code != http.StatusOK || err != nil {
+		t.Fatalf("%d %s: %v", w.Code, w.Body, err)
+	}
+	text, lacks := m.path(credentialproviders.Dir+"/text"), m.path(credentialproviders.Dir+"/lacks")
+	want := map[string]string{"has": "", "text": text + " is not executable", "lacks": "there is no file " + lacks}
+	if !maps.Equal(told.CredentialProviders, want) {
+		t.Errorf("Kip is told %q, want %q", told.CredentialProviders, want)
+	}
+	file, err := os.ReadFile(m.path(configs.ImageProviders))
+	if err != nil || !strings.Contains(string(file), `"has"`) || strings.Contains(string(file), `"text"`) || strings.Contains(string(file), `"lacks"`) {
+		t.Errorf("the kubelet is to ask %s, %v", file, err)
+	}
+	if info, err := os.Stat(m.path(configs.ImageProviders)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("its file: %v, %v", info, err)
+	}
+	if to, err := os.Readlink(filepath.Join(a.providerDir(), "has")); err != nil || to != m.path(credentialproviders.Dir+"/has") {
+		t.Errorf("the kubelet is to run %q, %v", to, err)
+	}
+	if args := strings.Join(configs.KubeletArgs(c, a.providers.dir), " "); strings.Contains(args, "sesame") {
+		t.Errorf("the kubelet's arguments have what is in the environment: %s", args)
+	}
+
+	c.CredentialProviders = c.CredentialProviders[1:]
+	if w := put(t, a, c); w.Code != http.StatusOK || a.providers.dir != "" {
+		t.Errorf("with none that runs the kubelet is to ask those in %q: %d %s", a.providers.dir, w.Code, w.Body)
 	}
 }
 

@@ -90,6 +90,8 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 
 		HugePages:   a.pages.has,
 		NoHugePages: a.pages.refused,
+
+		CredentialProviders: a.providers.lack,
 	})
 }
 

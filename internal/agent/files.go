@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/agent/kernel"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/atomicfile"
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // shimName is the file that containerd looks for to run io.containerd.runc.v2.
@@ -29,7 +30,7 @@ func (a *Agent) writeContainerdConfig() error {
 	if err := os.MkdirAll(a.binDir(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of links: %w", err)
 	}
-	for _, name := range []string{shimName, configs.CNIPlugin, configs.ImagePlugin, disks.LosetupProgram} {
+	for _, name := range []string{shimName, configs.CNIPlugin, disks.LosetupProgram} {
 		path := filepath.Join(a.binDir(), name)
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("link %s: %w", name, err)
@@ -163,16 +164,71 @@ func (a *Agent) reservePages(c agentapi.Config) error {
 	return nil
 }
 
-// writeImageProviders writes for which images the kubelet asks Kip for credentials, if for any.
+// providerDir holds the credential providers that the kubelet asks.
+func (a *Agent) providerDir() string { return filepath.Join(a.o.RunDir, "credential-providers") }
+
+// imageProviders are the credential providers of a configuration.
+type imageProviders struct {
+	dir  string            // that holds them; "" where the kubelet asks none
+	lack map[string]string // of each of the operator's: why the kubelet does without it, or ""
+}
+
+// writeImageProviders writes for which images the kubelet asks which credential providers. The kubelet does not start with one whose
+// program is missing, so it is left out, and Kip is told. The caller holds the lock.
 func (a *Agent) writeImageProviders(c agentapi.Config) error {
-	if len(c.ImagesOfCloud) == 0 {
+	a.providers = imageProviders{}
+	if err := os.RemoveAll(a.providerDir()); err != nil {
+		return fmt.Errorf("remove the credential providers of an earlier configuration: %w", err)
+	}
+	links := map[string]string{}
+	if len(c.ImagesOfCloud) > 0 {
+		links[configs.ImagePlugin] = a.o.Self
+	}
+	all := c.CredentialProviders
+	c.CredentialProviders = nil
+	for _, p := range all {
+		if a.providers.lack == nil {
+			a.providers.lack = map[string]string{}
+		}
+		program := filepath.Join(a.o.Root, credentialproviders.Dir, p.Name)
+		a.providers.lack[p.Name] = whyNoProgram(program)
+		if a.providers.lack[p.Name] == "" {
+			links[p.Name], c.CredentialProviders = program, append(c.CredentialProviders, p)
+		}
+	}
+	if len(links) == 0 {
 		return nil
 	}
 	file, err := configs.ImageProvidersFile(c, a.api.URL(), a.pki.Files)
 	if err != nil {
 		return err
 	}
+	if err := os.MkdirAll(a.providerDir(), 0o755); err != nil {
+		return fmt.Errorf("make the folder of credential providers: %w", err)
+	}
+	for name, program := range links {
+		if err := os.Symlink(program, filepath.Join(a.providerDir(), name)); err != nil {
+			return fmt.Errorf("link the credential provider %s: %w", name, err)
+		}
+	}
+	a.providers.dir = a.providerDir()
 	return a.write(configs.ImageProviders, file, 0o600)
+}
+
+// whyNoProgram returns why a file cannot be run; "" if it can.
+func whyNoProgram(path string) string {
+	is, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "there is no file " + path
+	case err != nil:
+		return err.Error()
+	case !is.Mode().IsRegular():
+		return path + " is no file"
+	case is.Mode().Perm()&0o111 == 0:
+		return path + " is not executable"
+	}
+	return ""
 }
 
 // writeHosts writes containerd's registry files, which it reads at every pull,

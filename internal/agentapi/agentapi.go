@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // Port is where itzo listens on the management address, TCP, TLS 1.3 only.
@@ -168,6 +170,8 @@ type Config struct {
 	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
 	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
 	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
+	// CredentialProviders are the operator's. An agent of before this key has none, and says nothing of them in Configured.
+	CredentialProviders []credentialproviders.Provider `json:"credentialProviders,omitempty"`
 }
 
 // Registry is how a cell reaches a registry.
@@ -249,6 +253,8 @@ type Configured struct {
 	// size; "" where it has them, or might.
 	HugePages   []HugePages `json:"hugePages,omitempty"`
 	NoHugePages string      `json:"noHugePages,omitempty"`
+	// CredentialProviders has for each of Config.CredentialProviders why the kubelet does without it; "" for one that it asks.
+	CredentialProviders map[string]string `json:"credentialProviders,omitempty"`
 }
 
 // RunningAgent is the agent that runs on a cell, as it says itself: for people, and for nothing

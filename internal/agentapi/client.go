@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"strings"
 	"unicode"
+
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // Conn carries requests to the agent of one cell, whatever host their URLs name.
@@ -108,7 +110,24 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error
 	}
 	told.Agent = told.Agent.shown()
 	told.NoHugePages = printable(told.NoHugePages[:min(len(told.NoHugePages), maxFailure)])
+	told.CredentialProviders = saidOf(config.CredentialProviders, told.CredentialProviders)
 	return told, nil
+}
+
+// saidOf returns what an agent says of the credential providers that it was given, and of no others.
+func saidOf(asked []credentialproviders.Provider, said map[string]string) map[string]string {
+	if len(asked) == 0 {
+		return nil
+	}
+	of := make(map[string]string, len(asked))
+	for _, p := range asked {
+		why, is := said[p.Name]
+		if !is {
+			why = "the cell's agent is older than this Kip and has no credential providers"
+		}
+		of[p.Name] = printable(why[:min(len(why), maxFailure)])
+	}
+	return of
 }
 
 const (

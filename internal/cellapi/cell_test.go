@@ -1103,6 +1103,53 @@ func TestTokensAreThePodsOwn(t *testing.T) {
 	}
 }
 
+func TestTokensForCredentialProvidersAreOfThePodsServiceAccount(t *testing.T) {
+	ctx := context.Background()
+	for name, tokens := range map[string][]string{"none": nil, "one": {"registry"}} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouseAt(t, clock.RealClock{}, func(h *house) { h.tokens = tokens })
+			for _, name := range []string{"clerk", "boss"} {
+				h.up.put(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+					Annotations: map[string]string{"of": name}}})
+			}
+			m := newMachine(t, "c1")
+			c := m.join(h)
+			accounts := m.kubelet(t).CoreV1().ServiceAccounts("shop")
+			pod := h.bindNew(c, podOn("web"))
+			closed(t, "the pod is known", c.bound().known)
+			may := func(err error, want bool) bool { return want && err == nil || !want && apierrors.IsForbidden(err) }
+
+			is, err := accounts.Get(ctx, "clerk", metav1.GetOptions{})
+			if !may(err, tokens != nil) || err == nil && is.Annotations["of"] != "clerk" {
+				t.Errorf("the pod's own service account: %v, %v", is.Annotations, err)
+			}
+			if _, err := accounts.Get(ctx, "boss", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+				t.Errorf("another service account: %v", err)
+			}
+			if _, err := accounts.List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+				t.Errorf("all service accounts: %v", err)
+			}
+			year := int64(365 * 24 * 3600)
+			for _, asked := range []struct {
+				account, audience string
+				seconds           *int64
+				want              bool
+			}{
+				{"clerk", "registry", nil, tokens != nil},
+				{"boss", "registry", nil, false},
+				{"clerk", "vault", nil, false},
+				{"clerk", "registry", &year, false},
+			} {
+				request := tokenFor(pod)
+				request.Spec.Audiences, request.Spec.ExpirationSeconds = []string{asked.audience}, asked.seconds
+				if _, err := accounts.CreateToken(ctx, asked.account, request, metav1.CreateOptions{}); !may(err, asked.want) {
+					t.Errorf("a token of %s for %s: %v, want %v", asked.account, asked.audience, err, asked.want)
+				}
+			}
+		})
+	}
+}
+
 func TestEventsOfACell(t *testing.T) {
 	ctx := context.Background()
 	clk := clocktesting.NewFakeClock(time.Now())

@@ -63,6 +63,7 @@ type house struct {
 	images ImageCredentials
 	events Recorder
 	sets   *daemonsets.Rules
+	tokens []string // of credential providers
 	server *Server
 	stop   func()
 }
@@ -110,7 +111,8 @@ func (h *house) start() {
 		Events:   h.events,
 		Clock:    h.clock,
 
-		DaemonSets: h.sets,
+		DaemonSets:  h.sets,
+		ImageTokens: h.tokens,
 	})
 	if err != nil {
 		h.t.Fatal(err)

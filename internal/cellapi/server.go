@@ -50,6 +50,8 @@ type Config struct {
 	CloudDriver volumes.CloudDriver
 	// DaemonSets are those that run beside pods; nil for none. They need Events.
 	DaemonSets *daemonsets.Rules
+	// ImageTokens are the audiences of the tokens that kubelets give to credential providers.
+	ImageTokens []string
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -64,18 +66,19 @@ type Config struct {
 // Server serves each cell its own Kubernetes API. Run must run for anything to be
 // answered.
 type Server struct {
-	nodeName   string
-	nodeConfig *rest.Config
-	log        *slog.Logger
-	clock      clock.Clock
-	observer   Observer
-	images     ImageCredentials
-	events     Recorder
-	overdraw   func(context.Context)
-	passing    *keyed.Places[*limits] // requests of cells that are open at the API server
-	working    *keyed.Places[*limits] // requests of cells that are worked on
-	pods       watches.Pods
-	sets       *setPods // nil where no DaemonSets run beside pods
+	nodeName    string
+	nodeConfig  *rest.Config
+	log         *slog.Logger
+	clock       clock.Clock
+	observer    Observer
+	images      ImageCredentials
+	events      Recorder
+	overdraw    func(context.Context)
+	imageTokens []string
+	passing     *keyed.Places[*limits] // requests of cells that are open at the API server
+	working     *keyed.Places[*limits] // requests of cells that are worked on
+	pods        watches.Pods
+	sets        *setPods // nil where no DaemonSets run beside pods
 
 	cloudDriver volumes.CloudDriver
 
@@ -134,6 +137,7 @@ func New(cfg Config) (*Server, error) {
 		images:       cfg.Images,
 		events:       cfg.Events,
 		overdraw:     cfg.Overdrawn,
+		imageTokens:  cfg.ImageTokens,
 		pods:         cfg.Pods,
 		cloudDriver:  cfg.CloudDriver,
 		podsFollowed: make(chan struct{}),

@@ -34,7 +34,8 @@ type tokenAPI struct {
 }
 
 // mayHaveToken says whether a volume of the pod asks for such a token, as its kubelet
-// does: a projected one for itself, a CSI one by what its driver asks. The lifetime
+// does: a projected one for itself, a CSI one by what its driver asks; or whether the
+// operator's credential providers are given such tokens, of any pod. The lifetime
 // must be the same: of some the API server makes a year.
 func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authenticationv1.TokenRequestSpec) (bool, error) {
 	if len(asked.Audiences) > 1 {
@@ -45,6 +46,9 @@ func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *aut
 		audience = asked.Audiences[0]
 	}
 	lifetime := lifetimeOf(asked.ExpirationSeconds)
+	if lifetime == defaultLifetime && slices.Contains(c.server.imageTokens, audience) {
+		return true, nil
+	}
 	asks := func(driver string) bool { return c.driverAsks(driver, audience, lifetime) }
 	for _, v := range pod.Spec.Volumes {
 		if v.CSI != nil && asks(v.CSI.Driver) {
@@ -103,6 +107,9 @@ func boundTo(pod *corev1.Pod) authenticationv1.BoundObjectReference {
 // serveToken passes the request for a token of the pod's service account that is
 // bound to the pod.
 func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if a.Subresource == "" && a.Verb == "get" && len(c.server.imageTokens) > 0 {
+		return c.serveServiceAccount(w, r, a)
+	}
 	if a.Subresource != "token" || a.Verb != "create" {
 		return c.forbidden(a, "it may only have tokens made")
 	}
@@ -148,4 +155,17 @@ func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) er
 		return err
 	}
 	return c.passing.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: b}, nil)
+}
+
+// serveServiceAccount passes the get of the pod's service account, of which credential providers are given annotations.
+func (c *tokenAPI) serveServiceAccount(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if err := c.pod.knowsPod(w, r); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(c.pod.shownPods(), func(pod *corev1.Pod) bool {
+		return a.Namespace == pod.Namespace && a.Name == pod.Spec.ServiceAccountName
+	}) {
+		return c.forbidden(a, "only its pod's service account")
+	}
+	return c.passing.pass(w, r, a, body{}, nil)
 }

@@ -100,6 +100,8 @@ func resourceOf(o watches.APIObject) string {
 		return "events"
 	case *corev1.PersistentVolume:
 		return "persistentvolumes"
+	case *corev1.ServiceAccount:
+		return "serviceaccounts"
 	case *corev1.PersistentVolumeClaim:
 		return "persistentvolumeclaims"
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/stall"
@@ -70,6 +71,8 @@ type Config struct {
 	Registries []agentapi.Registry
 	// ImagesOfCloud are patterns of the images for which cells ask Kip for credentials.
 	ImagesOfCloud []string
+	// CredentialProviders are those that the cells' kubelets ask for what pulls other images.
+	CredentialProviders []credentialproviders.Provider
 	// HasPlugins reports whether cells may be given plugins.
 	HasPlugins bool
 	// Options are what standby cells are launched with.

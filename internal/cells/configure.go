@@ -89,6 +89,7 @@ func newAgentConfigs(cfg Config) *agentConfigs {
 		RegistryMirrors:     cfg.RegistryMirrors,
 		Registries:          cfg.Registries,
 		ImagesOfCloud:       cfg.ImagesOfCloud,
+		CredentialProviders: cfg.CredentialProviders,
 		Plugins:             cfg.HasPlugins,
 	}}
 }

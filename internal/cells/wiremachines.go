@@ -123,6 +123,8 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				reports:     l.connections.reports,
 				reserved:    cfg.ReservedMemoryBytes,
 			},
+			// After reconnecting: needs what the agent answered to its configuration.
+			&credentialProviders{table: c.table, events: c.events, reports: l.connections.reports},
 			// After reconnecting: needs e.api.
 			&devices{waits: s.waits},
 			// After reconnecting: needs the session.

@@ -9,6 +9,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // Config is a provider.yaml, with defaults filled in, and valid.
@@ -274,6 +276,8 @@ type Cells struct {
 	Prices                 []Price             `key:"prices" doc:"Your own prices, and types that are preferred or left out. Of several with a price for a type the first counts."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named. Cells send a mirror the credentials for the images that they pull: pull secrets, and those of ECR. Use https if these matter."`
 	Registries             []Registry          `key:"registries" doc:"How cells reach registries that they would not trust or reach as they are: with a CA of their own, by plain HTTP, or with a client certificate. Kip reads the files when it starts and gives them to new cells. Whoever is root on a cell can read them, a client's key too."`
+
+	CredentialProviders []CredentialProvider `key:"credentialProviders" doc:"Credential provider plugins that the cells' kubelets ask for what pulls images, with the keys of the kubelet's CredentialProviderConfig. Their programs are files on the cells, in /opt/kip/credential-providers. See docs/compatibility.md."`
 }
 
 // Registry is how cells reach one registry.
@@ -283,6 +287,56 @@ type Registry struct {
 	PlainHTTP             bool   `key:"plainHTTP" default:"false" doc:"Reach it by HTTP, without TLS: whoever is between reads the credentials and changes the images."`
 	ClientCertificateFile string `key:"clientCertificateFile" doc:"File with the certificate, PEM, that cells show the registry; with clientKeyFile."`
 	ClientKeyFile         string `key:"clientKeyFile" doc:"File with the key of that certificate, PEM."`
+}
+
+// CredentialProvider is a program that the cells' kubelets ask for what pulls images.
+type CredentialProvider struct {
+	Name                 string           `key:"name" doc:"Name of the program's file in /opt/kip/credential-providers of the cells. Required."`
+	APIVersion           string           `key:"apiVersion" default:"credentialprovider.kubelet.k8s.io/v1" doc:"What the program speaks: v1, v1beta1 or v1alpha1 of that group."`
+	MatchImages          []string         `key:"matchImages" doc:"Images for which the kubelet asks it: hosts, with a port and the beginning of a path if wanted. * stands for a part of the host, as in *.registry.example.com. Required."`
+	DefaultCacheDuration time.Duration    `key:"defaultCacheDuration" default:"0" doc:"How long the kubelet keeps an answer that does not say for how long."`
+	Args                 []string         `key:"args" doc:"Arguments of the program. They are no place for secrets: processes on the cell see them."`
+	Env                  []EnvVar         `key:"env" doc:"Variables of its environment, besides those of the agent. Who is root on a cell reads them."`
+	TokenAttributes      *TokenAttributes `key:"tokenAttributes" doc:"Which token of the pod's service account the program is given. Without it, none."`
+}
+
+// EnvVar is a variable of a credential provider's environment.
+type EnvVar struct {
+	Name  string `key:"name" doc:"Name of the variable. Required."`
+	Value string `key:"value" doc:"Its value."`
+}
+
+// TokenAttributes say which token of the pod's service account a credential provider is given.
+type TokenAttributes struct {
+	ServiceAccountTokenAudience string   `key:"serviceAccountTokenAudience" doc:"Audience of the token. Required. The API server gives it to nodes only by a ClusterRole: see docs/compatibility.md."`
+	CacheType                   string   `key:"cacheType" default:"Token" doc:"For whom the kubelet keeps the answer: Token, for who has the same token, or ServiceAccount, for pods of the same service account."`
+	RequireServiceAccount       bool     `key:"requireServiceAccount" default:"true" doc:"Ask the program only for pods with a service account."`
+	RequiredKeys                []string `key:"requiredServiceAccountAnnotationKeys" doc:"Annotations of the service account that the program is given. It is not asked for a service account that lacks one."`
+	OptionalKeys                []string `key:"optionalServiceAccountAnnotationKeys" doc:"Annotations of the service account that it is given where they are there."`
+}
+
+// Of returns the provider as agents are told of it.
+func (p CredentialProvider) Of() credentialproviders.Provider {
+	is := credentialproviders.Provider{
+		Name:                 p.Name,
+		APIVersion:           p.APIVersion,
+		MatchImages:          p.MatchImages,
+		DefaultCacheDuration: p.DefaultCacheDuration,
+		Args:                 p.Args,
+	}
+	for _, e := range p.Env {
+		is.Env = append(is.Env, credentialproviders.EnvVar{Name: e.Name, Value: e.Value})
+	}
+	if t := p.TokenAttributes; t != nil {
+		is.TokenAttributes = &credentialproviders.TokenAttributes{
+			Audience:              t.ServiceAccountTokenAudience,
+			CacheType:             t.CacheType,
+			RequireServiceAccount: t.RequireServiceAccount,
+			RequiredAnnotations:   t.RequiredKeys,
+			OptionalAnnotations:   t.OptionalKeys,
+		}
+	}
+	return is
 }
 
 // Grants are what the pods of namespaces may ask for by annotation.

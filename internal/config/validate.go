@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/sysctls"
 	"github.com/elotl/kip/internal/volumes"
 )
@@ -429,6 +430,7 @@ func (d *decoder) cells(c *Cells) {
 	}
 
 	d.registries(c.Registries)
+	d.credentialProviders(c.CredentialProviders)
 	d.csiDrivers(c.CSIDrivers)
 	d.daemonSets(c.DaemonSets)
 	d.prices(c.Prices)
@@ -521,6 +523,15 @@ func (d *decoder) registries(all []Registry) {
 			d.bad(key+".plainHTTP", "true is not valid with caFile or clientCertificateFile: want TLS, or neither of them")
 		}
 	}
+}
+
+// credentialProviders checks what cells' kubelets would not start with.
+func (d *decoder) credentialProviders(all []CredentialProvider) {
+	list := make([]credentialproviders.Provider, len(all))
+	for i, p := range all {
+		list[i] = p.Of()
+	}
+	credentialproviders.Check(list, func(key, problem string) { d.bad("cells.credentialProviders"+key, "%s", problem) })
 }
 
 func (d *decoder) csiDrivers(drivers []CSIDriver) {

@@ -635,6 +635,12 @@ func NewFirewallFailed(cell string, why error) Event {
 	return warn(firewallFailed, "Failed to set the firewall of cell %s, which the pod's network waits for: %v; retrying.", cell, why)
 }
 
+// NewCredentialProviderMissing is about a pod whose cell has no credential providers of these names: each with why.
+func NewCredentialProviderMissing(cell string, lacks []string) Event {
+	return warn(credentialsMissing, "Cell %s lacks programs of cells.credentialProviders, so its kubelet pulls images without them: %s",
+		cell, strings.Join(lacks, "; "))
+}
+
 // NewNoImageCredentials is about a pod with an image in a registry of the cloud.
 func NewNoImageCredentials(image string, why error) Event {
 	return warn(NoImageCredentials, "No credentials for images of %s, so the kubelet pulls without them: %v", image, why)

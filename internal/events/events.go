@@ -57,6 +57,7 @@ const (
 	cellUnknown           = "CellUnknown"
 	cloudInitChanged      = "CloudInitChanged"
 	cloudInitFailed       = "CloudInitFailed"
+	credentialsMissing    = "CredentialProviderMissing"
 	csiDriverNotReady     = "CSIDriverNotReady"
 	daemonSetAbsent       = "DaemonSetAbsent"
 	daemonSetLeftOut      = "DaemonSetLeftOut"

@@ -139,6 +139,7 @@ func (t *term) cellsConfig(
 		RegistryMirrors:     t.cfg.Cells.RegistryMirrors,
 		Registries:          registries,
 		ImagesOfCloud:       imagesOfCloud(c.machines),
+		CredentialProviders: credentialProviders(t.cfg),
 		HasPlugins:          len(t.cfg.Cells.CSIDrivers) > 0,
 
 		Health:      health(t.cfg),

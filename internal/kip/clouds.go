@@ -187,7 +187,7 @@ func template(cfg *config.Config, caHash string) string {
 		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits, c.Tags, a.ClusterName, a.KMSKeyID, a.PublicAddress}
 	}
 	made, err := json.Marshal([]any{
-		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.Registries, c.ReservedMemory,
+		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.Registries, c.CredentialProviders, c.ReservedMemory,
 		standbyOptions(cfg), c.DefaultVolumeSize.Value(), ofCloud,
 	})
 	if err != nil {

@@ -48,6 +48,7 @@ func (t *term) followCluster(ctx context.Context, c cloudSide, n nodeSide) (clus
 
 		CloudDriver: c.cloudDriver(),
 		DaemonSets:  sets,
+		ImageTokens: imageTokens(t.cfg),
 	})
 	if err != nil {
 		return clusterSide{}, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // readRegistries reads the files of cells.registries, for new cells.
@@ -38,4 +39,22 @@ func readRegistries(all []config.Registry) (list []agentapi.Registry, err error)
 		list = append(list, is)
 	}
 	return list, nil
+}
+
+// credentialProviders are those that the cells' kubelets ask.
+func credentialProviders(cfg *config.Config) (all []credentialproviders.Provider) {
+	for _, p := range cfg.Cells.CredentialProviders {
+		all = append(all, p.Of())
+	}
+	return all
+}
+
+// imageTokens are the audiences of the tokens that these are given.
+func imageTokens(cfg *config.Config) (audiences []string) {
+	for _, p := range cfg.Cells.CredentialProviders {
+		if p.TokenAttributes != nil {
+			audiences = append(audiences, p.TokenAttributes.ServiceAccountTokenAudience)
+		}
+	}
+	return audiences
 }

@@ -89,6 +89,12 @@ const registryUser, registryPassword = "puller", "sesame"
 // wanted. It returns the image's name.
 func serveRegistry(t *testing.T, config *tls.Config, password bool) (host, image string) {
 	t.Helper()
+	return serveRegistryTo(t, config, func(user, word string) bool { return !password || user == registryUser && word == registryPassword })
+}
+
+// serveRegistryTo is serveRegistry for users who may read it. Who pushes has the password.
+func serveRegistryTo(t *testing.T, config *tls.Config, may func(user, word string) bool) (host, image string) {
+	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(ownNetwork.Host().String(), "0"))
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +102,7 @@ func serveRegistry(t *testing.T, config *tls.Config, password bool) (host, image
 	host = l.Addr().String()
 	all := ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0)))
 	s := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if user, word, _ := r.BasicAuth(); password && (user != registryUser || word != registryPassword) {
+		if user, word, _ := r.BasicAuth(); !may(user, word) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="private"`)
 			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED"}]}`, http.StatusUnauthorized)
 			return

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -258,12 +259,12 @@ func TestOtherFilesAreAsReviewed(t *testing.T) {
 	golden(t, "cni.json", b)
 	images := config()
 	images.ImagesOfCloud = []string{"*.dkr.ecr.*.amazonaws.com", "*.registry.example.com"}
-	golden(t, "kubelet-args-images.txt", []byte(strings.Join(KubeletArgs(images, "/run/itzo/bin"), "\n")+"\n"))
+	golden(t, "kubelet-args-images.txt", []byte(strings.Join(KubeletArgs(images, "/run/itzo/credential-providers"), "\n")+"\n"))
 	if b, err = ImageProvidersFile(images, "https://127.0.0.1:6422", files); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "image-credentials.json", b)
-	golden(t, "kubelet-args.txt", []byte(strings.Join(KubeletArgs(config(), "/run/itzo/bin"), "\n")+"\n"))
+	golden(t, "kubelet-args.txt", []byte(strings.Join(KubeletArgs(config(), ""), "\n")+"\n"))
 }
 
 func TestTheKubeletKnowsAllThatItIsToldOfImageProviders(t *testing.T) {
@@ -384,6 +385,8 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"mirror scheme": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} },
 			[]string{`"m:5000" is not a base URL`}},
 		"image pattern": {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"*.a.b", "a b"} }, []string{`imagesOfCloud[1]: "a b"`}},
+		"credential provider": {func(c *agentapi.Config) { c.CredentialProviders = []credentialproviders.Provider{{Name: "a/b"}} },
+			[]string{`credentialProviders[0].name: "a/b"`, "credentialProviders[0].apiVersion", "credentialProviders[0].matchImages"}},
 		"image URL":     {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"https://a.b"} }, []string{`imagesOfCloud[0]: "https://a.b"`}},
 		"many patterns": {func(c *agentapi.Config) { c.ImagesOfCloud = slices.Repeat([]string{"*.a"}, 257) }, []string{"imagesOfCloud: 257"}},
 		"route of IPv6": {func(c *agentapi.Config) { c.Routes = networks("fd00::/64") }, []string{`routes[0]: "fd00::/64"`}},
@@ -433,8 +436,8 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 	c := config()
 	four, err := CNI(c, "/gates", nil)
-	if err != nil || strings.Contains(string(four), "IPv6") || !slices.Contains(KubeletArgs(c, "/run/itzo/bin"), "--node-ip=10.110.0.2") {
-		t.Errorf("without IPv6: %v, %s, %v", KubeletArgs(c, "/run/itzo/bin"), four, err)
+	if err != nil || strings.Contains(string(four), "IPv6") || !slices.Contains(KubeletArgs(c, ""), "--node-ip=10.110.0.2") {
+		t.Errorf("without IPv6: %v, %s, %v", KubeletArgs(c, ""), four, err)
 	}
 	c.NodeIPv6, c.PodIPv6 = netip.MustParseAddr("fd10:110::2"), netip.MustParseAddr("fd10:110::8002")
 	if err := Validate(c); err != nil {
@@ -446,7 +449,7 @@ func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 		t.Errorf("%s, %v", both, err)
 	}
 	// The kubelet reports the addresses of its pod in the order of its own.
-	if args := KubeletArgs(c, "/run/itzo/bin"); !slices.Contains(args, "--node-ip=10.110.0.2,fd10:110::2") {
+	if args := KubeletArgs(c, ""); !slices.Contains(args, "--node-ip=10.110.0.2,fd10:110::2") {
 		t.Errorf("the kubelet gets %v", args)
 	}
 }

@@ -213,8 +213,8 @@ func nodeIPs(c agentapi.Config) []netip.Addr {
 }
 
 // KubeletArgs are the kubelet's arguments beside its configuration file: what
-// has no key there. The first one makes it run kube-proxy, too. binDir holds ImagePlugin.
-func KubeletArgs(c agentapi.Config, binDir string) []string {
+// has no key there. The first one makes it run kube-proxy, too. providerDir holds the plugins of ImageProviders; "" for no such file.
+func KubeletArgs(c agentapi.Config, providerDir string) []string {
 	args := []string{
 		KubeProxyFlag + KubeProxyConfig,
 		"--config=" + KubeletConfig,
@@ -229,8 +229,8 @@ func KubeletArgs(c agentapi.Config, binDir string) []string {
 		// 15 s or more seldom.
 		"--housekeeping-interval=15s",
 	}
-	if len(c.ImagesOfCloud) > 0 {
-		args = append(args, "--image-credential-provider-config="+ImageProviders, "--image-credential-provider-bin-dir="+binDir)
+	if providerDir != "" {
+		args = append(args, "--image-credential-provider-config="+ImageProviders, "--image-credential-provider-bin-dir="+providerDir)
 	}
 	return args
 }

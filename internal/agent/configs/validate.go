@@ -8,6 +8,7 @@ import (
 	"regexp"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/sysctls"
 )
 
@@ -90,6 +91,7 @@ func Validate(c agentapi.Config) error {
 		}
 	}
 	validatePages(c.HugePages, bad)
+	credentialproviders.Check(c.CredentialProviders, func(key, problem string) { bad("credentialProviders%s: %s", key, problem) })
 	if _, err := RegistryHosts(c.RegistryMirrors, c.Registries); err != nil {
 		errs = append(errs, err)
 	}

@@ -12,12 +12,16 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kubernetes/pkg/credentialprovider/plugin"
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/imageplugin"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 // asPlugin says in the environment that the test's own program is to be the plugin.
@@ -33,6 +37,25 @@ func TestMain(m *testing.M) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// ownProvider answers with its argument, its environment, and what it is given of the service account.
+const ownProvider = `#!/bin/sh
+asked=$(cat)
+of() { printf %s "$asked" | sed "s,.*\"$1\":\"\\([^\"]*\\)\".*,\\1,"; }
+printf '{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","kind":"CredentialProviderResponse","cacheKeyType":"Registry","auth":
+{"registry.example.com:5000":{"username":"%s","password":"%s"}}}' "$1" "$WORD $(of serviceAccountToken) $(of example.com/id)"
+`
+
+func tokenOfAccount(namespace, name string, r *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
+	r = r.DeepCopy()
+	r.Status.Token = r.Spec.Audiences[0] + " " + namespace + "/" + name
+	return r, nil
+}
+
+func accountOf(namespace, name string) (*corev1.ServiceAccount, error) {
+	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "account",
+		Annotations: map[string]string{"example.com/id": "17"}}}, nil
+}
 
 // A kubelet that does not take what it is told of plugins does not start.
 func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
@@ -61,7 +84,13 @@ func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
 		}
 	})
 	patterns := []string{"*.dkr.ecr.*.amazonaws.com", "*.dkr.ecr-fips.*.amazonaws.com", "*.dkr.ecr.*.amazonaws.com.cn", "*.dkr-ecr.*.on.aws"}
-	file, err := configs.ImageProvidersFile(agentapi.Config{ImagesOfCloud: patterns}, kip.URL(), own.Files)
+	all := agentapi.Config{ImagesOfCloud: patterns, CredentialProviders: []credentialproviders.Provider{{
+		Name: "own", APIVersion: credentialproviders.V1, MatchImages: []string{"registry.example.com:5000/team"},
+		DefaultCacheDuration: time.Minute, Args: []string{"puller"}, Env: []credentialproviders.EnvVar{{Name: "WORD", Value: "sesame"}},
+		TokenAttributes: &credentialproviders.TokenAttributes{Audience: "registry", CacheType: credentialproviders.CacheForToken,
+			RequireServiceAccount: true, RequiredAnnotations: []string{"example.com/id"}, OptionalAnnotations: []string{"example.com/more"}},
+	}}}
+	file, err := configs.ImageProvidersFile(all, kip.URL(), own.Files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +102,8 @@ func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
 	}
 	for _, err := range []error{
 		os.WriteFile(config, file, 0o600), os.Mkdir(bin, 0o700), os.Symlink(self, filepath.Join(bin, configs.ImagePlugin)),
-		plugin.RegisterCredentialProviderPlugins(config, bin, nil, nil),
+		os.WriteFile(filepath.Join(bin, "own"), []byte(ownProvider), 0o700),
+		plugin.RegisterCredentialProviderPlugins(config, bin, tokenOfAccount, accountOf),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -95,6 +125,10 @@ func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
 				t.Errorf("%s: %d credentials, %v, want %v", image, len(got), found, want)
 			}
 		}
+	}
+	got, found := plugin.NewExternalCredentialProviderDockerKeyring("shop", "web", "uid", "clerk").Lookup("registry.example.com:5000/team/app")
+	if want := "sesame registry shop/clerk 17"; !found || len(got) != 1 || got[0].Username != "puller" || got[0].Password != want {
+		t.Errorf("of the operator's own plugin: %v, %v: want %q", got, found, want)
 	}
 	if asked != 4 {
 		t.Errorf("Kip was asked %d times for four images", asked)
