@@ -25,7 +25,7 @@ func (s *credentialProviders) prepare(_ context.Context, e *entry) (progress, er
 		return done, nil
 	}
 	s.table.mu.Lock()
-	configured, said := e.configured, s.reports.answerLocked(e).CredentialProviders
+	configured, said := e.connection().configured, s.reports.answerLocked(e).CredentialProviders
 	s.table.mu.Unlock()
 	if !configured {
 		return done, nil // it is asked again before it binds, unless its agent breaks off just now

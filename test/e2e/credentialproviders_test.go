@@ -22,9 +22,9 @@ import (
 // registryAudience is that of the tokens which a registry of the test takes for passwords.
 const registryAudience = "registry.example.com"
 
-// providerFile writes two credential providers onto each cell: one has a password in a file, the other answers with the token of the
+// twoProviders writes two credential providers onto each cell: one has a password in a file, the other answers with the token of the
 // pod's service account.
-var providerFile = `#cloud-config
+var twoProviders = `#cloud-config
 write_files:
 - {path: /etc/registry-password, permissions: '0600', content: ` + registryPassword + `}
 - path: /opt/kip/credential-providers/file
@@ -73,7 +73,7 @@ func TestImagesComeByCredentialProvidersOfTheOperators(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	file := filepath.Join(t.TempDir(), "cloud-init.yaml")
-	if err := os.WriteFile(file, []byte(providerFile), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(twoProviders), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	byFile, fileImage := serveRegistry(t, nil, true)
