@@ -34,7 +34,7 @@ func someStore(t *testing.T) *store.Store {
 	for key, v := range map[string]any{
 		"ca": "secret", "born": now.Add(-time.Hour),
 		"cells/cell-1": cells.Cell{ID: "cell-1", Phase: apiv1.Bound, Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "u"}},
-		"cells/cell-2": cells.Cell{ID: "cell-2", Phase: apiv1.Ready, Standby: "small"},
+		"cells/cell-2": cells.Cell{ID: "cell-2", Phase: apiv1.Ready, OfPool: cells.OfPool{Standby: "small"}},
 	} {
 		if _, err := st.Put(t.Context(), key, v, 0); err != nil {
 			t.Fatal(err)

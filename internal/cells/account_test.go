@@ -120,7 +120,7 @@ func TestAStandbyCellIsItsPoolsUntilAPodHasIt(t *testing.T) {
 func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 	start := time.Date(2026, 11, 1, 23, 55, 0, 0, time.UTC)
 	running := Cell{
-		Standby:       "nano",
+		OfPool:        OfPool{Standby: "nano"},
 		Offerings:     []Offering{{InstanceType: "nano", PricePerHour: 6}},
 		Instance:      &cloud.Instance{Launched: start},
 		BilledSeconds: 100,

@@ -32,7 +32,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.prepared(&bindDuplicates{generation: b.generation, inventory: b.inventory, duplicateWaits: b.duplicateWaits()})
-		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
+		cell := Cell{ID: "c", Phase: apiv1.Ready, OfPool: OfPool{Standby: tc.standby}, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)
 		}
@@ -59,7 +59,7 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.prepared(unlessStopped{}, &reconnecting{connections: b.connecting()})
-		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped, Instance: &cloud.Instance{ID: "i"}})
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, OfPool: OfPool{Stopped: tc.stopped}, Instance: &cloud.Instance{ID: "i"}})
 		if tc.ends {
 			b.end(e, CauseLost)
 		}

@@ -16,6 +16,14 @@ type Boot struct {
 	Ready time.Time `json:"ready,omitzero"`
 }
 
+// AgentReport is what the cell's agent has said of the machine and of itself. connectionReports writes it.
+type AgentReport struct {
+	// Boot is the machine's last start, as its agent tells of it: for people.
+	Boot Boot `json:"boot,omitzero"`
+	// AgentRuns is the agent, as it said itself before the cell had its pod.
+	AgentRuns agentapi.RunningAgent `json:"agentRuns,omitzero"`
+}
+
 // shown returns what people are shown of it; nil for nothing.
 func (b Boot) shown() *apiv1.Boot {
 	if b.Told.IsZero() {

@@ -10,6 +10,14 @@ import (
 // Offering is one thing to launch.
 type Offering = offering.Offering
 
+// Considered is what else could have been launched for a pod when it was given its cell, for people.
+type Considered struct {
+	// Best are the first of the pod's offerings as they were when it was given the cell, and
+	// RuledOut why other types were none, for people.
+	Best     []Offering       `json:"best,omitempty"`
+	RuledOut []apiv1.RuledOut `json:"ruledOut,omitempty"`
+}
+
 // candidateOf shows an offering to people.
 func candidateOf(o Offering) apiv1.Candidate {
 	part := func(dollars float64, unpriced bool) string {

@@ -12,7 +12,7 @@ import (
 )
 
 // Cell is the stored record of one cell. A Cell that leaves this package is a
-// snapshot: nobody modifies it.
+// snapshot: nobody modifies it. What one step alone writes is a type beside that step. Each is stored as if its fields were here.
 type Cell struct {
 	ID string `json:"id"`
 	// Pod is the zero reference while the cell waits in a standby pool.
@@ -29,10 +29,7 @@ type Cell struct {
 	// Offerings are what to launch, best first; the first is being used. An offering
 	// that the cloud cannot serve is dropped.
 	Offerings []Offering `json:"offerings"`
-	// Best are the first of the pod's offerings as they were when it was given the cell, and
-	// RuledOut why other types were none, for people.
-	Best     []Offering       `json:"best,omitempty"`
-	RuledOut []apiv1.RuledOut `json:"ruledOut,omitempty"`
+	Considered
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
 	Options Options `json:"options,omitzero"`
@@ -49,32 +46,10 @@ type Cell struct {
 	// with; nil before. As long as its outcome is not known the call itself is
 	// stored under launches/ID.
 	Launch *Launch `json:"launch,omitempty"`
-	// Standby is the pool that the cell was made for, and Template what it was
-	// made of; empty for a cell that was made for a pod.
-	Standby  string `json:"standby,omitempty"`
-	Template string `json:"template,omitempty"`
-	// Stopped is true while the instance of a standby cell is, or is being,
-	// stopped.
-	Stopped bool `json:"stopped,omitempty"`
+	OfPool
 	Wants
-	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
-	// has not said so.
-	Interrupted time.Time `json:"interrupted,omitzero"`
-	// Planned reports whether it does so for scheduled maintenance, which may be set for another time.
-	Planned bool `json:"planned,omitempty"`
-	// Certain reports whether it does so as was agreed on, if slowly.
-	Certain bool `json:"certain,omitempty"`
-	// Unconfirmed reports whether only the cell itself, while it was bound, has said so.
-	Unconfirmed bool `json:"unconfirmed,omitempty"`
-	// Token is the one-time join token until it is spent, then empty.
-	Token string `json:"token,omitempty"`
-	// KeyHash is the SHA-256 of the public key that spent the token.
-	KeyHash string `json:"keyHash,omitempty"`
-	// CA is the hash of the CA by which the cell surely knows Kip: that of its user data, or
-	// one that it has proven since to trust. OldCA is another that it was told to trust with it, and may
-	// trust as long as this says so.
-	CA    string `json:"ca,omitempty"`
-	OldCA string `json:"oldCA,omitempty"`
+	Notice
+	Credentials
 	// Reason is why the cell waits, or why it ended.
 	Reason string `json:"reason,omitempty"`
 	// Cause is the kind of Reason for which the cell ends; empty before.
@@ -94,18 +69,11 @@ type Cell struct {
 	// NoLabels reports whether the next launch has no labels of pods as tags, since the cloud has refused one with them. It
 	// is taken back when the cloud refuses a launch without labels alike.
 	NoLabels bool `json:"noLabels,omitempty"`
-	// PodEnded is true when the cell ends because its pod did, so that the
-	// container logs are worth saving.
-	PodEnded bool `json:"podEnded,omitempty"`
-	// KeepUntil is until when the cell of a failed pod stays, for people to look inside; zero if it does not.
-	KeepUntil time.Time `json:"keepUntil,omitzero"`
+	AfterPod
 	// BilledSeconds are those that the instance ran before it was last stopped.
 	BilledSeconds float64 `json:"billedSeconds,omitempty"`
-	// Boot is the machine's last start, as its agent tells of it: for people.
-	Boot Boot `json:"boot,omitzero"`
-	// AgentRuns is the agent, as it said itself before the cell had its pod.
-	AgentRuns agentapi.RunningAgent `json:"agentRuns,omitzero"`
-	Steps     []apiv1.Step          `json:"steps,omitempty"`
+	AgentReport
+	Steps []apiv1.Step `json:"steps,omitempty"`
 }
 
 // Options are what a launch is given besides its offering.

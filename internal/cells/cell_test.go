@@ -1,15 +1,85 @@
 package cells
 
 import (
+	"encoding/json"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
+
+// An upgrade keeps the cells: another name would lose what an earlier Kip wrote.
+func TestACellIsStoredByTheseNames(t *testing.T) {
+	var full Cell
+	fill(reflect.ValueOf(&full).Elem())
+	stored, err := json.Marshal(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var byName map[string]json.RawMessage
+	if err := json.Unmarshal(stored, &byName); err != nil {
+		t.Fatal(err)
+	}
+	const names = "id pod node account podCreated phase attempt offerings best ruledOut options needs room instance launch standby template " +
+		"stopped disks plugins kernel unsafeSysctls hugePages gpus accelerators healthyTimeout interrupted planned certain unconfirmed token " +
+		"keyHash ca oldCA reason cause special refusals boostEnded stale noLabels podEnded keepUntil billedSeconds boot agentRuns steps"
+	if got, want := slices.Sorted(maps.Keys(byName)), slices.Sorted(strings.FieldsSeq(names)); !slices.Equal(got, want) {
+		t.Errorf("stored are\n%s, want\n%s", got, want)
+	}
+	var back Cell
+	if err := json.Unmarshal(stored, &back); err != nil || back.Token != "x" || back.Template != "x" || !back.Planned || len(back.Best) != 1 {
+		t.Errorf("read back is %+v (%v)", back, err)
+	}
+}
+
+// fill gives every field that is exported, of any depth, a value.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			v.Set(reflect.ValueOf(time.Unix(1, 0)))
+			return
+		}
+		for n := range v.NumField() {
+			if v.Field(n).CanSet() {
+				fill(v.Field(n))
+			}
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Slice:
+		if v.Type() == reflect.TypeFor[json.RawMessage]() {
+			v.SetBytes([]byte("{}"))
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		fill(key)
+		fill(value)
+		v.SetMapIndex(key, value)
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Float64:
+		v.SetFloat(1)
+	case reflect.Uint8, reflect.Uint64:
+		v.SetUint(1)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(1)
+	}
+}
 
 func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
 	// Besides, a phase may be entered again.
@@ -84,7 +154,9 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 		Reason:         "cheapest",
 	}
 	spot := Offering{InstanceType: "c5.large", Zone: "a", Spot: true, Unpriced: true}
-	c := Cell{Offerings: []Offering{is}, Best: []Offering{{InstanceType: "t3.nano", Zone: "a"}, is, spot, is, is, spot, spot, spot}}
+	c := Cell{Offerings: []Offering{is}, Considered: Considered{
+		Best: []Offering{{InstanceType: "t3.nano", Zone: "a"}, is, spot, is, is, spot, spot, spot},
+	}}
 	got := c.Candidates()
 	if len(got) != apiv1.MaxCandidates || got[1].InstanceType != "t3.nano" {
 		t.Errorf("candidates are %+v", got)

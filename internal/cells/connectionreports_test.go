@@ -15,7 +15,7 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 		table: b.table, loop: b.loop, records: b.records, observers: b.observers,
 		cloudInits: &cloudInits{events: b.events}, versions: &versions{},
 	}
-	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t"})
+	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Credentials: Credentials{Token: "t"}})
 	e.open(&modelLink{connected: true}, nil, b.clock.Now())
 	step := func(want time.Time, token string) {
 		t.Helper()

@@ -26,9 +26,10 @@ func TestACellIsDialledByWhatItsRecordSays(t *testing.T) {
 	b, d := newBench(t), &dials{}
 	s := &dialling{loop: b.loop, calls: b.calls, tunnels: d}
 	token := pki.NewToken()
-	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting, Pod: ref("a"), Token: token.Reveal(), CA: "new", Instance: &cloud.Instance{
-		ManagementIP: netip.MustParseAddr("10.0.0.2"), PublicIP: netip.MustParseAddr("192.0.2.1"),
-	}}, 0)
+	e := newEntry(Cell{
+		ID: "c", Phase: apiv1.Booting, Pod: ref("a"), Credentials: Credentials{Token: token.Reveal(), CA: "new"},
+		Instance: &cloud.Instance{ManagementIP: netip.MustParseAddr("10.0.0.2"), PublicIP: netip.MustParseAddr("192.0.2.1")},
+	}, 0)
 	for _, public := range []bool{false, true} {
 		b.cloud.set(func() { b.cloud.capabilities.DialPublic = public })
 		if _, err := s.dial(t.Context(), e, nil); err != nil {

@@ -13,7 +13,7 @@ import (
 // standing is a standby cell that is ready; it has been there for an hour.
 func (b *bench) standing(id string) *entry {
 	cell := Cell{
-		ID: id, Phase: apiv1.Ready, Standby: "pool", Offerings: []Offering{{InstanceType: "nano"}},
+		ID: id, Phase: apiv1.Ready, OfPool: OfPool{Standby: "pool"}, Offerings: []Offering{{InstanceType: "nano"}},
 		Instance: &cloud.Instance{ID: "i-" + id, State: cloud.Running, Launched: b.clock.Now().Add(-time.Hour)},
 	}
 	cell.step(apiv1.StepReady, b.clock.Now())
@@ -58,7 +58,8 @@ func TestOnlyTheCellsOfAPoolThatKeepsThemStoppedAreStopped(t *testing.T) {
 		t.Error("a cloud that stops nothing is to stop it")
 	}
 	b.cloud.set(func() { b.cloud.optional.Stopper = stopper{modelCloud: b.cloud} })
-	if !s.stops(e.cell()) || s.stops(&Cell{Standby: "pool", Pod: ref("a")}) || s.stops(&Cell{Standby: "other"}) {
+	taken, other := &Cell{OfPool: OfPool{Standby: "pool"}, Pod: ref("a")}, &Cell{OfPool: OfPool{Standby: "other"}}
+	if !s.stops(e.cell()) || s.stops(taken) || s.stops(other) {
 		t.Error("others are to be stopped than the idle cells of the pool")
 	}
 }

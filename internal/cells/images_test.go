@@ -162,7 +162,7 @@ func TestACellWithAnAgentOlderThanKipIsOld(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1.4.1": "agent", "v1.4.2-rc.1": "agent", "v1.4.2": "", "v1.5.0": "", "": "", "unknown": "",
 	} {
-		c := Cell{ID: "c", AgentRuns: agentapi.RunningAgent{Version: version}}
+		c := Cell{ID: "c", AgentReport: AgentReport{AgentRuns: agentapi.RunningAgent{Version: version}}}
 		if got := m.Status(c).Old; got != want {
 			t.Errorf("with agent %q it is old by %q, want %q", version, got, want)
 		}

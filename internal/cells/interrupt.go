@@ -28,6 +28,19 @@ func (cell *Cell) noticeOver() time.Duration {
 	return noticeOver
 }
 
+// Notice is what is known of the cloud's notice that it takes the cell's instance back.
+type Notice struct {
+	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
+	// has not said so.
+	Interrupted time.Time `json:"interrupted,omitzero"`
+	// Planned reports whether it does so for scheduled maintenance, which may be set for another time.
+	Planned bool `json:"planned,omitempty"`
+	// Certain reports whether it does so as was agreed on, if slowly.
+	Certain bool `json:"certain,omitempty"`
+	// Unconfirmed reports whether only the cell itself, while it was bound, has said so.
+	Unconfirmed bool `json:"unconfirmed,omitempty"`
+}
+
 // interruptions stores the cloud's notices that it takes instances back, and tells of them.
 type interruptions struct {
 	loop      *loop
@@ -37,11 +50,11 @@ type interruptions struct {
 	observers *observers
 
 	mu       sync.Mutex
-	reported perCell[notice] // under mu
+	reported perCell[reportedNotice] // under mu
 }
 
-// notice is who was told of a cell's interruption, by its time: the pod's owner, and by CellTakenBack.
-type notice struct{ warned, counted time.Time }
+// reportedNotice is who was told of a cell's interruption, by its time: the pod's owner, and by CellTakenBack.
+type reportedNotice struct{ warned, counted time.Time }
 
 // storedNotices takes up what was told of the notices of stored cells.
 type storedNotices struct {

@@ -427,7 +427,7 @@ func TestWhoWasToldOfANoticeByAnEarlierKipIsNotToldAgain(t *testing.T) {
 		at := b.clock.Now().Add(time.Minute)
 		cell := Cell{
 			ID: "c", Pod: ref("a"), Phase: apiv1.Bound, Offerings: []Offering{{Spot: true}}, Instance: &cloud.Instance{ID: "i"},
-			Unconfirmed: tc.unconfirmed,
+			Notice: Notice{Unconfirmed: tc.unconfirmed},
 		}
 		if tc.stored {
 			cell.Interrupted = at

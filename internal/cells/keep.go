@@ -10,6 +10,15 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
+// AfterPod is what becomes of a cell whose pod has ended.
+type AfterPod struct {
+	// PodEnded is true when the cell ends because its pod did, so that the
+	// container logs are worth saving.
+	PodEnded bool `json:"podEnded,omitempty"`
+	// KeepUntil is until when the cell of a failed pod stays, for people to look inside; zero if it does not.
+	KeepUntil time.Time `json:"keepUntil,omitzero"`
+}
+
 // keeping keeps the cells of failed pods for a time, for people to look inside.
 type keeping struct {
 	loop        *loop

@@ -136,7 +136,7 @@ func TestTheMirrorSaysWhoseAgentIsNotOfKipsVersion(t *testing.T) {
 		{runs: "v1.4.1"},
 	} {
 		m.version = tc.kip
-		m.told(Cell{ID: "c", Phase: apiv1.Bound, Launch: tc.launch, AgentRuns: agentapi.RunningAgent{Version: tc.runs}})
+		m.told(Cell{ID: "c", Phase: apiv1.Bound, Launch: tc.launch, AgentReport: AgentReport{AgentRuns: agentapi.RunningAgent{Version: tc.runs}}})
 		object, err := m.client.Get(t.Context(), "c", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)

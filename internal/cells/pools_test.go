@@ -15,10 +15,9 @@ import (
 // standbyAt is a standby cell that was placed some seconds after the first.
 func standbyAt(pool, template string, phase apiv1.Phase, seconds int) *Cell {
 	cell := &Cell{
-		ID:       fmt.Sprintf("%s-%s-%d", pool, template, seconds),
-		Standby:  pool,
-		Template: template,
-		Phase:    phase,
+		ID:     fmt.Sprintf("%s-%s-%d", pool, template, seconds),
+		OfPool: OfPool{Standby: pool, Template: template},
+		Phase:  phase,
 	}
 	cell.step(apiv1.StepPlaced, time.Unix(int64(seconds), 0))
 	return cell

@@ -33,7 +33,7 @@ func TestACellIsPreparedInOrderUntilItWaitsOrLeaves(t *testing.T) {
 	} {
 		b := newBench(t)
 		var asked []string
-		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped})
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, OfPool: OfPool{Stopped: tc.stopped}})
 		end := func() { b.end(e, CausePodDeleted) }
 		if tc.first.name, tc.first.asked = "first", &asked; tc.ending {
 			tc.first.then = end

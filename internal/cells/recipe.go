@@ -54,8 +54,7 @@ func (r *recipe) standbyCell(pool string, offerings []Offering, now time.Time) C
 	cell := Cell{
 		ID:        newID("cell-"),
 		Phase:     apiv1.Requested,
-		Standby:   pool,
-		Template:  r.template(r.digest()),
+		OfPool:    OfPool{Standby: pool, Template: r.template(r.digest())},
 		Offerings: offerings,
 		Options:   r.standby,
 		Reason:    "standby pool " + pool,

@@ -105,7 +105,10 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 	inBubble(t, keep(0), nil, func(t *testing.T, b *bubble) {
 		b.cells.core.table.mu.Lock()
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
-			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
+			cell := Cell{
+				ID: node, Phase: apiv1.Ready, Node: node, OfPool: OfPool{Standby: "nano"},
+				Offerings: []Offering{{InstanceType: "nano", Zone: "z"}},
+			}
 			e := newEntry(cell, 0)
 			e.open(&modelLink{connected: true}, nil, time.Time{})
 			b.cells.core.table.standby[cell.ID] = e

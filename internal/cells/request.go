@@ -89,7 +89,7 @@ func (s *requests) reserveLocked(r Request) *entry {
 		Offerings: r.Offerings,
 		Reason:    r.Offerings[0].Reason,
 		Options:   r.Options,
-		Template:  s.recipe.template(s.recipe.digest()),
+		OfPool:    OfPool{Template: s.recipe.template(s.recipe.digest())},
 	}
 	cell.give(r)
 	cell.step(apiv1.StepPlaced, s.clock.Now())

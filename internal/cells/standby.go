@@ -7,6 +7,17 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
+// OfPool is what a cell has of its standby pool. recipe makes it with the cell; stopping and starting write Stopped.
+type OfPool struct {
+	// Standby is the pool that the cell was made for, and Template what it was
+	// made of; empty for a cell that was made for a pod.
+	Standby  string `json:"standby,omitempty"`
+	Template string `json:"template,omitempty"`
+	// Stopped is true while the instance of a standby cell is, or is being,
+	// stopped.
+	Stopped bool `json:"stopped,omitempty"`
+}
+
 // standbys gives standby cells to pods.
 type standbys struct {
 	table    *table

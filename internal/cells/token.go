@@ -5,6 +5,19 @@ import (
 	"fmt"
 )
 
+// Credentials are what a cell and Kip know each other by. tokens and trust write them.
+type Credentials struct {
+	// Token is the one-time join token until it is spent, then empty.
+	Token string `json:"token,omitempty"`
+	// KeyHash is the SHA-256 of the public key that spent the token.
+	KeyHash string `json:"keyHash,omitempty"`
+	// CA is the hash of the CA by which the cell surely knows Kip: that of its user data, or
+	// one that it has proven since to trust. OldCA is another that it was told to trust with it, and may
+	// trust as long as this says so.
+	CA    string `json:"ca,omitempty"`
+	OldCA string `json:"oldCA,omitempty"`
+}
+
 // tokens records which machines have spent the join tokens of cells.
 type tokens struct {
 	records   *records

@@ -12,7 +12,7 @@ func TestATokenIsSpentOnOneKeyAndInTime(t *testing.T) {
 	b := newBench(t)
 	s := &tokens{records: b.records, bootTimes: &bootTimes{generation: b.generation, loop: b.loop}}
 	cell := Cell{
-		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t",
+		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Credentials: Credentials{Token: "t"},
 		Instance: &cloud.Instance{ID: "i", Launched: b.clock.Now()}, Offerings: []Offering{{BootTimeout: time.Minute}},
 	}
 	e := b.stored(cell)

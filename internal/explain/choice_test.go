@@ -286,12 +286,12 @@ func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 		"requested": {cells.Cell{Phase: apiv1.Requested, Reason: "it was cheap"}, []string{first, next}},
 		"bound":     {cells.Cell{Phase: apiv1.Bound, Reason: "it was cheap"}, []string{first}},
 		"bound, and what else there was": {
-			cells.Cell{Phase: apiv1.Bound, Best: best, RuledOut: ruledOut},
+			cells.Cell{Phase: apiv1.Bound, Considered: cells.Considered{Best: best, RuledOut: ruledOut}},
 			[]string{first, small, next},
 		},
 		"ending":     {cells.Cell{Phase: apiv1.Terminating, Reason: "the pod has ended"}, []string{first}},
-		"of a pool":  {cells.Cell{Phase: apiv1.Bound, Standby: "p", Reason: "a standby cell of p"}, []string{pooled}},
-		"pool, over": {cells.Cell{Phase: apiv1.Terminating, Standby: "p", Reason: "the pod has ended"}, []string{first}},
+		"of a pool":  {cells.Cell{Phase: apiv1.Bound, OfPool: cells.OfPool{Standby: "p"}, Reason: "a standby cell of p"}, []string{pooled}},
+		"pool, over": {cells.Cell{Phase: apiv1.Terminating, OfPool: cells.OfPool{Standby: "p"}, Reason: "the pod has ended"}, []string{first}},
 	} {
 		tc.cell.Offerings = offerings
 		k.requests.has = &tc.cell

@@ -187,7 +187,7 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 		"catalogue": map[string]any{"cloud": "sim", "packed": gzipped(t, `[{"Name": "small", "MilliCPU": 1000, "MemoryBytes": 1073741824,
 			"Arch": "amd64", "Offerings": [{"Zone": "a", "PricePerHour": 1}]}]`)},
 		"cells/cell-a": cells.Cell{
-			ID: "cell-a", Pod: pod, Phase: apiv1.Bound, KeyHash: "spent",
+			ID: "cell-a", Pod: pod, Phase: apiv1.Bound, Credentials: cells.Credentials{KeyHash: "spent"},
 			Offerings: []offering.Offering{{InstanceType: "small", Zone: "a"}},
 			Instance:  &cloud.Instance{ID: "i-a", Zone: "a", State: cloud.Running, ManagementIP: machine, PodIP: machine},
 		},

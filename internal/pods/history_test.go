@@ -19,7 +19,7 @@ func TestWhatTheEndOfACellShowsOfItsPod(t *testing.T) {
 	}{
 		"it was bound":                {cells.Cell{Instance: instance, Steps: bound}, past{ran: true}},
 		"it was not ready":            {cells.Cell{Instance: instance}, past{failures: 3}},
-		"the cloud takes it back":     {cells.Cell{Instance: instance, Interrupted: time.Unix(1, 0)}, past{failures: 2, refusal: "no"}},
+		"the cloud takes it back":     {cells.Cell{Instance: instance, Notice: cells.Notice{Interrupted: time.Unix(1, 0)}}, past{failures: 2, refusal: "no"}},
 		"it was interrupted":          {cells.Cell{Instance: instance, Cause: cells.CauseInterrupted}, past{failures: 2, refusal: "no"}},
 		"Kip's operator is to mend":   {cells.Cell{Instance: instance, Cause: cells.CauseUnfit}, past{failures: 2, refusal: "no"}},
 		"the cloud refused the pod":   {cells.Cell{Cause: cells.CauseNotLaunched, Refusals: 1, Reason: "why"}, past{failures: 3, refusal: "why"}},

@@ -38,7 +38,7 @@ func TestWhatIsToldBeforeThePodsAreListedIsKeptOfThoseThatAreThere(t *testing.T)
 	there, gone := pod("a", running), pod("b", running)
 	at := h.clock.Now().Add(2 * time.Minute)
 	for _, p := range []*corev1.Pod{there, gone} {
-		h.c.CellInterrupted(cells.Cell{ID: "cell-" + p.Name, Pod: apiv1.Ref(p), Phase: apiv1.Bound, Interrupted: at})
+		h.c.CellInterrupted(cells.Cell{ID: "cell-" + p.Name, Pod: apiv1.Ref(p), Phase: apiv1.Bound, Notice: cells.Notice{Interrupted: at}})
 	}
 	h.put(there)
 	h.unlisted = false
