@@ -479,12 +479,13 @@ func (k *kip) run() error {
 	short := shortages{capacity.New(clock.RealClock{})}
 	var pools []cells.Pool
 	for _, p := range w.pools {
-		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offerings: func() ([]offering.Offering, error) {
+		sold := func() ([]offering.Offering, error) {
 			if list := short.available(offeringsOf(p.instanceType, false)); len(list) > 0 {
 				return list, nil
 			}
 			return nil, cloud.ErrCapacity
-		}})
+		}
+		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offerings: sold})
 	}
 	k.informer = cache.NewSharedIndexInformer(w.api.listerWatcher(k), &corev1.Pod{}, 0, cache.Indexers{})
 	// The library's own handler counts by a clock that is outside this bubble, and
