@@ -32,7 +32,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.prepared(&bindDuplicates{generation: b.generation, inventory: b.inventory, duplicateWaits: b.duplicateWaits()})
-		cell := Cell{ID: "c", Phase: apiv1.Ready, OfPool: OfPool{Standby: tc.standby}, Instance: &cloud.Instance{ID: "i"}}
+		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)
 		}
@@ -44,28 +44,6 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		}
 		if got, err := bare(s.prepare(t.Context(), e)); err != nil || got != tc.want {
 			t.Errorf("%s: %+v (%v), want %+v", name, got, err, tc.want)
-		}
-	}
-}
-
-func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
-	for name, tc := range map[string]struct {
-		ends, stopped bool
-		want          progress
-	}{
-		"it stays":      {false, false, done},
-		"it is to end":  {true, false, leave},
-		"it is stopped": {false, true, leave},
-	} {
-		b := newBench(t)
-		s := b.prepared(unlessStopped{}, &reconnecting{connections: b.connecting()})
-		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, OfPool: OfPool{Stopped: tc.stopped}, Instance: &cloud.Instance{ID: "i"}})
-		if tc.ends {
-			b.end(e, CauseLost)
-		}
-		got, err := bare(s.prepare(t.Context(), e))
-		if got != tc.want || err != nil || e.session().opened() != (tc.want == done) {
-			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session().opened())
 		}
 	}
 }

@@ -1,12 +1,16 @@
 package cells
 
 import (
+	"io"
 	"log/slog"
+	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
@@ -236,4 +240,37 @@ func after(got progress, err error) (time.Duration, error) { return got.again, e
 func bare(got progress, err error) (progress, error) {
 	got.why = ""
 	return got, err
+}
+
+// booting is a cell that has a minute to join.
+func (b *bench) booting(id string) *entry {
+	return b.stored(Cell{
+		ID: id, Pod: ref("pod of " + id), Phase: apiv1.Booting, Offerings: []Offering{{BootTimeout: time.Minute}},
+		Instance: &cloud.Instance{ID: "i-" + id, Launched: b.clock.Now()},
+	})
+}
+
+// running is a cell that runs a pod.
+func (b *bench) running(id string) *entry {
+	return b.stored(Cell{
+		ID: id, Pod: ref("pod of " + id), Phase: apiv1.Bound, Offerings: []Offering{{InstanceType: "nano"}},
+		Instance: &cloud.Instance{ID: "i-" + id},
+	})
+}
+
+// edit changes the record of a cell, as an earlier step has.
+func (b *bench) edit(e *entry, change func(*Cell)) {
+	cell := e.cell().clone()
+	change(&cell)
+	e.current.Store(&cell)
+}
+
+// answering has the agent of a cell answer with codes of HTTP, and returns what it was asked.
+func (l *modelLink) answering(code func(path string) int) (asked *[]string) {
+	asked = new([]string)
+	l.all.agents = func(r *http.Request) *http.Response {
+		*asked = append(*asked, r.URL.Path)
+		return &http.Response{StatusCode: code(r.URL.Path), Body: io.NopCloser(strings.NewReader("{}"))}
+	}
+	return asked
 }

@@ -9,14 +9,6 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// running is a cell that runs a pod.
-func (b *bench) running(id string) *entry {
-	return b.stored(Cell{
-		ID: id, Pod: ref("pod of " + id), Phase: apiv1.Bound, Offerings: []Offering{{InstanceType: "nano"}},
-		Instance: &cloud.Instance{ID: "i-" + id},
-	})
-}
-
 func TestACellIsShownAsHeldBackOnceAndUntilNobodyWantsItsEnd(t *testing.T) {
 	b := newBench(t)
 	e := b.running("c")
@@ -55,47 +47,6 @@ func TestThePopulationIsBoundCellsAndInstancesWithoutACell(t *testing.T) {
 	b.inventory.sightings.at("i").orphan = b.clock.Now()
 	if n := b.holds.population(); n != 3 {
 		t.Errorf("it is %d, want 3", n)
-	}
-}
-
-func TestALostCellEndsForItsSignUnlessItIsHeard(t *testing.T) {
-	long, now := -time.Hour, time.Duration(0)
-	for name, tc := range map[string]struct {
-		phase  apiv1.Phase
-		sure   bool
-		heard  time.Duration // from now
-		fault  error
-		ends   bool
-		marked bool
-		unfit  bool
-	}{
-		"it is silent":                       {apiv1.Bound, false, long, nil, true, false, false},
-		"it was just heard":                  {apiv1.Bound, false, now, nil, false, false, false},
-		"the cloud is sure, and has no more": {apiv1.Bound, true, long, cloud.ErrCapacity, true, true, false},
-		"the cloud cannot start it":          {apiv1.Booting, true, long, cloud.ErrUnfit, true, false, true},
-	} {
-		b := newBench(t)
-		s := b.endingLost()
-		e := b.running("c")
-		if tc.phase == apiv1.Booting {
-			e = b.booting("d")
-		}
-		launched := e.cell().clone()
-		launched.Template = b.recipe.template(launched.CloudInit())
-		e.current.Store(&launched)
-		heard := b.clock.Now().Add(tc.heard)
-		ends := s.end(t.Context(), e, 1, sign{
-			cause: CauseLost, why: "why", sure: tc.sure, fault: tc.fault, heard: func() time.Time { return heard },
-		})
-		if why, _ := b.table.ending(e); ends != tc.ends || (why == "why") != tc.ends || len(b.said) != 1 {
-			t.Errorf("%s: it ends %t for %q, said %v", name, ends, why, b.said)
-		}
-		if (len(b.marked) == 1) != tc.marked || (len(s.blockers.byKind) == 1) != tc.unfit {
-			t.Errorf("%s: marked %v, unfit are %d", name, b.marked, len(s.blockers.byKind))
-		}
-		if tc.ends && (!s.end(t.Context(), e, 1, sign{}) || e.cause != CauseLost) {
-			t.Errorf("%s: it is lost a second time, for %s", name, e.cause)
-		}
 	}
 }
 

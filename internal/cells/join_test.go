@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -172,4 +173,34 @@ func TestEveryConnectionToAnAgentIsToldOf(t *testing.T) {
 			t.Fatalf("told of %d connections, want 3", n)
 		}
 	}, connected)
+}
+
+func TestAMachineJoinsStageByStageWithinItsTime(t *testing.T) {
+	b := newBench(t)
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		first stage
+		asked []string
+		again time.Duration
+		err   error
+	}{
+		"the first is ready":               {stage{got: done}, []string{"first", "second"}, time.Minute, nil},
+		"the first is not":                 {stage{got: waitFor("", time.Second)}, []string{"first"}, time.Second, nil},
+		"its cell ends by it":              {stage{got: leave}, []string{"first"}, 0, nil},
+		"it would be later than its time":  {stage{got: waitFor("", time.Hour)}, []string{"first"}, time.Minute, nil},
+		"something else will wake it":      {stage{}, []string{"first"}, time.Minute, nil},
+		"it has failed":                    {stage{err: broken}, []string{"first"}, time.Minute, broken},
+		"it has failed, and says for when": {stage{got: waitFor("", time.Second), err: broken}, []string{"first"}, time.Second, broken},
+	} {
+		var asked []string
+		tc.first.name, tc.first.asked = "first", &asked
+		s := &joining{
+			clock: b.clock, generation: b.generation, evacuating: &evacuating{}, failures: b.failing(),
+			stages: preparations{table: b.table, list: []preparation{&tc.first, &stage{name: "second", asked: &asked}}},
+		}
+		again, err := after(s.Step(t.Context(), b.booting(name)))
+		if again != tc.again || !errors.Is(err, tc.err) || !slices.Equal(asked, tc.asked) {
+			t.Errorf("%s: asked %v, again after %s (%v)", name, asked, again, err)
+		}
+	}
 }

@@ -66,3 +66,20 @@ func TestACellWaitsForWhatTheFirstPreparationSaysThatKnows(t *testing.T) {
 		}
 	}
 }
+
+// stage is a preparation that notes when it is asked.
+type stage struct {
+	name  string
+	asked *[]string
+	got   progress
+	err   error
+	then  func() // nil for nothing
+}
+
+func (s *stage) prepare(context.Context, *entry) (progress, error) {
+	*s.asked = append(*s.asked, s.name)
+	if s.then != nil {
+		s.then()
+	}
+	return s.got, s.err
+}

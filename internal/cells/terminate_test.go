@@ -184,3 +184,38 @@ func TestAKipThatNoLongerLeadsEndsNothing(t *testing.T) {
 		b.stop = func() {}
 	})
 }
+
+func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
+	b := newBench(t)
+	outcomes, _ := b.ending()
+	connections := &connections{table: b.table}
+	removals := &removals{table: b.table, loop: b.loop, records: b.records, connections: connections}
+	s := &terminating{
+		inventory: b.inventory, terminations: b.terminations, connections: connections, routes: outcomes.routes, removals: removals,
+	}
+	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Reason: "why", Instance: &cloud.Instance{ID: "i"}})
+	ended := map[string]bool{"i": true}
+	for _, tc := range []struct {
+		name     string
+		accepted bool
+		seen     snapshot
+		phase    apiv1.Phase
+	}{
+		{"nobody has answered", false, snapshot{ended: ended}, apiv1.Terminating},
+		{"the snapshot began before", true, snapshot{began: b.clock.Now(), ended: ended}, apiv1.Terminating},
+		{"the snapshot is not sure", true, snapshot{began: b.clock.Now().Add(time.Second)}, apiv1.Terminating},
+		{"the snapshot is sure", true, snapshot{began: b.clock.Now().Add(time.Second), ended: ended}, apiv1.Gone},
+	} {
+		if tc.accepted && b.terminations.accepted("i").IsZero() {
+			outcomes.note(t.Context(), b.terminations.byInstance["i"], nil)
+		}
+		b.listed(tc.seen)
+		again, err := after(s.Step(t.Context(), e))
+		if got := e.cell(); err != nil || got.Phase != tc.phase || (again == 0) != (tc.phase == apiv1.Gone) {
+			t.Errorf("%s: the cell is %s, again after %s (%v)", tc.name, got.Phase, again, err)
+		}
+	}
+	if e.cell().Reason != "why" || b.table.find("c") != nil || len(b.terminations.byInstance) != 0 {
+		t.Errorf("it is gone for %q; found %t", e.cell().Reason, b.table.find("c") != nil)
+	}
+}
