@@ -20,50 +20,6 @@ import (
 	"github.com/elotl/kip/internal/keyed"
 )
 
-func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
-	for name, tc := range map[string]struct {
-		ended bool
-		fails error
-		saved int
-		said  int
-	}{
-		"ended": {ended: true, saved: 1},
-		"ended, and they are not read": {
-			ended: true,
-			fails: errors.New("disk full"),
-			saved: 1,
-			said:  1,
-		},
-		"deleted": {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			saved := 0
-			var instances func() []string
-			inBubble(t, func(c *setup) {
-				c.Logs = saves(func(_ context.Context, cell Cell, agent agentapi.Conn) error {
-					saved++
-					if cell.Pod != ref("a") || agent == nil || len(instances()) != 1 {
-						t.Errorf("logs of %s are asked of %v while the instances are %v", cell.Pod, agent, instances())
-					}
-					return tc.fails
-				})
-			}, nil, func(t *testing.T, b *bubble) {
-				instances = b.cloud.running
-				b.request("a", "nano")
-				b.later(10 * time.Second)
-				b.cells.Release(ref("a").UID, "done", tc.ended)
-				b.later(10 * time.Second)
-				if b.phase("a") != "" || len(b.cloud.running()) != 0 {
-					t.Errorf("the cell is %q, instances %v", b.phase("a"), b.cloud.running())
-				}
-				if got := len(b.said("LogsNotSaved", "disk full")); saved != tc.saved || got != tc.said {
-					t.Errorf("saved %d times, said %d times; want %d and %d", saved, got, tc.saved, tc.said)
-				}
-			})
-		})
-	}
-}
-
 // streamed are Logs of pods that people read. lags is full while one of them lags.
 type streamed struct {
 	saves
@@ -194,10 +150,7 @@ func TestACellIsTerminatedOnceWhatMustOutliveItIsSaved(t *testing.T) {
 		connections := b.connecting()
 		s := &draining{
 			loop: b.loop, connections: connections, logs: logs, ends: b.ends,
-			saving: &savingLogs{
-				clock: b.clock, records: b.records, connections: connections, logs: logs, events: b.events,
-				places: keyed.NewPlaces[string](1, 1),
-			},
+			saving: b.savingLogs(logs),
 			volumes: &freeingVolumes{
 				loop: b.loop, calls: b.calls, agents: b.agents, connections: connections, events: b.events,
 				places: keyed.NewPlaces[string](1, 1),

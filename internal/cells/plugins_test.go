@@ -171,22 +171,6 @@ func TestACellWhoseKubeletRegisteredWithAnEarlierKipIsBound(t *testing.T) {
 	})
 }
 
-func TestACellWhoseVolumesCannotBeUnmountedEndsAndSaysSo(t *testing.T) {
-	withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
-		b.requestPlugin("a")
-		b.later(10 * time.Second)
-		p.mount(true)
-		b.cells.Release(ref("a").UID, "done", true)
-		b.later(2 * time.Minute)
-		if left := b.cloud.running(); len(left) != 0 {
-			t.Errorf("%v are left", left)
-		}
-		if said := b.said("Warning VolumeNotUnmounted", "CSI driver nfs"); len(said) != 1 {
-			t.Errorf("that it was not unmounted was said as %q", said)
-		}
-	})
-}
-
 func TestOnlyACellThatMayHavePluginsIsToldSo(t *testing.T) {
 	withPlugins(t, func(t *testing.T, b *bubble, p *modelPlugins) {
 		if _, err := b.cells.Request(b.Context(), nano("a")); err != nil {

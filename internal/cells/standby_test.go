@@ -332,24 +332,6 @@ func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bub
 	})
 }
 
-func TestAStoppedCellWhoseStartFailsIsGivenUpAsLateAsALaunch(t *testing.T) {
-	var began time.Time
-	startRefused(t, func() error {
-		if began.IsZero() {
-			began = time.Now()
-		}
-		if time.Since(began) < giveUpAfter-5*time.Second {
-			return &cloud.Error{Cause: cloud.ErrRefused, Err: errors.New("IncorrectInstanceState: it is stopping")}
-		}
-		return nil
-	}, func(t *testing.T, b *bubble) {
-		b.later(2 * time.Minute)
-		if cell, _ := b.cells.ForPod(ref("a").UID); cell.Phase != apiv1.Bound || cell.Instance.ID != "i-0" {
-			t.Errorf("the pod runs on %+v, want the cell that it took", cell.Instance)
-		}
-	})
-}
-
 func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
 	stops := 0
 	inBubble(t, func(c *setup) {
@@ -367,30 +349,6 @@ func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
 			t.Error("it is taken while it cannot be started")
 		}
 	})
-}
-
-func TestAStartThatFailsIsRepeatedBeforeTheCellIsGivenUp(t *testing.T) {
-	for _, test := range []struct {
-		failures int
-		same     bool
-	}{{1, true}, {giveUpTries - 1, true}, {giveUpTries, false}} {
-		tries := 0
-		startRefused(t, func() error {
-			if tries++; tries <= test.failures {
-				return cloud.No(cloud.ErrCapacity, cloud.Scope{}, nil)
-			}
-			return nil
-		}, func(t *testing.T, b *bubble) {
-			b.later(time.Minute)
-			cell, has := b.cells.ForPod(ref("a").UID)
-			if same := has && cell.Phase == apiv1.Bound && cell.Instance.ID == "i-0"; same != test.same {
-				t.Errorf("after %d failures of %d tries the pod runs on the cell that it took: %t, want %t", test.failures, tries, same, test.same)
-			}
-			if len(b.said("LaunchDelayed", "Failed to start the stopped instance")) != 1 {
-				t.Errorf("said %v", b.events)
-			}
-		})
-	}
 }
 
 func TestAStartWithoutRightsPausesAsALaunchDoes(t *testing.T) {
@@ -451,21 +409,6 @@ func TestAnInstanceThatTheCloudStopsForWantOfCapacityIsAShortage(t *testing.T) {
 		b.later(2 * time.Minute)
 		if len(b.said("CellLost", "has stopped instance")) != 1 || !slices.Equal(b.cooled, []string{"nano"}) {
 			t.Errorf("said %v, short are %v", b.events, b.cooled)
-		}
-	})
-}
-
-func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
-	stops := 0
-	inBubble(t, func(c *setup) {
-		keep(1)(c)
-		c.Pools[0].Stopped = true
-		model := c.Cloud.(*modelCloud)
-		model.optional.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
-	}, nil, func(t *testing.T, b *bubble) {
-		b.later(10 * time.Minute)
-		if stops < 2 || stops > 11 {
-			t.Errorf("%d calls in ten minutes for an instance that does not stop", stops)
 		}
 	})
 }
