@@ -245,18 +245,6 @@ func TestANamespaceWhoseEndNobodyRequestsAnyMoreHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-func TestAnEndThatIsHeldBackHoldsUpNoOtherOfTheCall(t *testing.T) {
-	w := newWorld(Limit{})
-	if w.admitted(lost(10), 10) != 10 {
-		t.Fatal("not all end")
-	}
-	results := w.machines.Terminate(t.Context(), "i-000", "i-010", "i-001")
-	_, isHeld := errors.AsType[*HeldError](results[1].Err)
-	if results[0].Err != nil || !isHeld || results[2].Err != nil {
-		t.Errorf("answered %v", results)
-	}
-}
-
 // Who ends what nobody has asked about does not know how many there are.
 func TestTheLimitIsThatOfTheLastKnownPopulation(t *testing.T) {
 	w := newWorld(Limit{})
