@@ -32,7 +32,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.prepared(&bindDuplicates{generation: b.generation, inventory: b.inventory, duplicateWaits: b.duplicateWaits()})
-		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
+		cell := Cell{ID: "c", Phase: apiv1.Ready, OfPool: OfPool{Standby: tc.standby}, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)
 		}

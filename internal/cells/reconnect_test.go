@@ -18,7 +18,7 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.prepared(unlessStopped{}, &reconnecting{connections: b.connecting()})
-		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped, Instance: &cloud.Instance{ID: "i"}})
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, OfPool: OfPool{Stopped: tc.stopped}, Instance: &cloud.Instance{ID: "i"}})
 		if tc.ends {
 			b.end(e, CauseLost)
 		}

@@ -22,7 +22,7 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 		"its record says why":     {CausePodDeleted, CauseLost, CauseLost},
 	} {
 		b := newBench(t)
-		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Token: "t", Cause: tc.stored})
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Credentials: Credentials{Token: "t"}, Cause: tc.stored})
 		b.linked(e)
 		dropped := false
 		e.async.now = &asyncOp{what: drains, cancel: func() { dropped = true }}
