@@ -232,62 +232,69 @@ func version(o *internalversion.ListOptions) (uint64, error) {
 	return rv, nil
 }
 
-// list answers a list. All objects are in one answer, whatever the limit: clients
-// take more than they asked for, and no list of a cell is long.
-func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
+// listing is what a list or a watch asks for.
+type listing struct {
+	format  format
+	options *internalversion.ListOptions
+	filter  *filter
+	version uint64 // 0 for any
+}
+
+// listing reads what a list or a watch asks for.
+func (rd *reader) listing(r *http.Request, verb string) (listing, error) {
 	f, ok := accepted(r.Header)
 	if !ok {
-		return notAcceptable()
+		return listing{}, notAcceptable()
 	}
-	options, err := listOptions(r, "list")
+	options, err := listOptions(r, verb)
 	if err != nil {
-		return err
-	}
-	if options.Continue != "" {
-		return expired("continue token", "lists are never continued here")
+		return listing{}, err
 	}
 	fl, err := rd.filter(options)
 	if err != nil {
-		return err
+		return listing{}, err
 	}
 	rv, err := version(options)
+	return listing{
+		format:  f,
+		options: options,
+		filter:  fl,
+		version: rv,
+	}, err
+}
+
+// list answers a list. All objects are in one answer, whatever the limit: clients
+// take more than they asked for, and no list of a cell is long.
+func (rd *reader) list(w http.ResponseWriter, r *http.Request) error {
+	a, err := rd.listing(r, "list")
 	if err != nil {
 		return err
+	}
+	if a.options.Continue != "" {
+		return expired("continue token", "lists are never continued here")
 	}
 	if err := rd.await(r.Context()); err != nil {
 		return err
 	}
-	if current, ok := rd.collection.Fresh(r.Context(), rd.clock, rv, freshness); !ok {
-		return tooLarge(rv, current)
+	if current, ok := rd.collection.Fresh(r.Context(), rd.clock, a.version, freshness); !ok {
+		return tooLarge(a.version, current)
 	}
 	objects, current, _ := rd.collection.Snapshot()
-	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != current {
-		return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
+	if a.options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && a.version != current {
+		return expired(a.options.ResourceVersion, strconv.FormatUint(current, 10))
 	}
-	objects = rd.matching(fl, objects)
-	pieces, err := listPieces(f, rd.collection.Kind, objects, current)
+	objects = rd.matching(a.filter, objects)
+	pieces, err := listPieces(a.format, rd.collection.Kind, objects, current)
 	if err != nil {
 		return err
 	}
-	writePieces(w, f, http.StatusOK, pieces...)
+	writePieces(w, a.format, http.StatusOK, pieces...)
 	return nil
 }
 
 // watch answers a watch. It returns an error only as long as nothing is written.
 func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
-	f, ok := accepted(r.Header)
-	if !ok {
-		return notAcceptable()
-	}
-	options, err := listOptions(r, "watch")
-	if err != nil {
-		return err
-	}
-	fl, err := rd.filter(options)
-	if err != nil {
-		return err
-	}
-	rv, err := version(options)
+	a, err := rd.listing(r, "watch")
 	if err != nil {
 		return err
 	}
@@ -297,51 +304,52 @@ func (rd *reader) watch(w http.ResponseWriter, r *http.Request) error {
 	if err := rd.await(ctx); err != nil {
 		return err
 	}
-	current, isFresh := rd.collection.Fresh(ctx, rd.clock, rv, freshness)
+	current, isFresh := rd.collection.Fresh(ctx, rd.clock, a.version, freshness)
 
-	// What comes first: the objects, or the events since rv.
-	initial := rv == 0
-	if options.SendInitialEvents != nil {
-		initial = *options.SendInitialEvents
+	// What comes first: the objects, or the events since a.version.
+	initial := a.version == 0
+	if a.options.SendInitialEvents != nil {
+		initial = *a.options.SendInitialEvents
 		if initial && !isFresh {
-			return tooLarge(rv, current)
+			return tooLarge(a.version, current)
 		}
 	}
 	var objects []*watches.Object
 	var next uint64
 	switch {
-	case initial || rv == 0:
+	case initial || a.version == 0:
 		objects, current, next = rd.collection.Snapshot()
 		if !initial {
 			objects = nil
 		}
 	default:
-		if next, ok = rd.collection.Seek(rv); !ok {
-			return expired(options.ResourceVersion, strconv.FormatUint(current, 10))
+		var ok bool
+		if next, ok = rd.collection.Seek(a.version); !ok {
+			return expired(a.options.ResourceVersion, strconv.FormatUint(current, 10))
 		}
-		current = rv
+		current = a.version
 	}
 
 	out := &stream{
 		w:       w,
 		control: http.NewResponseController(w),
-		format:  f,
+		format:  a.format,
 		kind:    rd.collection.Kind,
 	}
-	w.Header().Set("Content-Type", f.watchMediaType())
+	w.Header().Set("Content-Type", a.format.watchMediaType())
 	w.WriteHeader(http.StatusOK)
 	out.begin()
-	for _, o := range rd.matching(fl, objects) {
+	for _, o := range rd.matching(a.filter, objects) {
 		out.object(watch.Added, o)
 	}
-	if options.SendInitialEvents != nil && initial && options.AllowWatchBookmarks {
+	if a.options.SendInitialEvents != nil && initial && a.options.AllowWatchBookmarks {
 		out.bookmark(current, true)
 	}
 	if !out.flush() {
 		return nil
 	}
 	forget(r)
-	rd.follow(ctx, out, fl, options, next, current)
+	rd.follow(ctx, out, a.filter, a.options, next, current)
 	return nil
 }
 

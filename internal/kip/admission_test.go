@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/test/journal"
 )
 
 func TestTheSchedulerDecidesAboutLabelsThatNodesHave(t *testing.T) {
@@ -64,7 +63,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		log := &journal{}
+		log := &journal.Log{}
 		write("")
 		began, _, err := config.Load(file)
 		if err != nil {
@@ -134,7 +133,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		asks("with nodes", "kip-0-1", "kip-0-2", "kip-0-9") // the last has pods yet
 		write("kubelet: {label: {}}")
 		want("wrong", all, []string{"c5", "m5"}, []string{"spot"})
-		if !log.says("provider.yaml:4: kubelet.label") {
+		if !log.Says("provider.yaml:4: kubelet.label") {
 			t.Error("the mistake is not told")
 		}
 		write("nodes: auto")
@@ -149,22 +148,4 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// journal is a log that can be read.
-type journal struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) says(words string) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return strings.Contains(j.text.String(), words)
 }

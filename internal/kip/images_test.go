@@ -43,6 +43,7 @@ import (
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/registries"
 	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/test/journal"
 )
 
 // asPlugin says in the environment that the test's own program is to be the kubelet's plugin.
@@ -61,7 +62,7 @@ type ecrWorld struct {
 	url   string // of the model
 	args  []string
 	way   http.RoundTripper // from the cell to Kip
-	log   *locked
+	log   *journal.Log
 
 	mu   sync.Mutex
 	told []string
@@ -140,7 +141,7 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 // newECRWorld starts all with a pod of these images, and a Kip with this role.
 func newECRWorld(t *testing.T, role string, images ...string) *ecrWorld {
 	t.Helper()
-	w := &ecrWorld{T: t, log: &locked{}}
+	w := &ecrWorld{T: t, log: &journal.Log{}}
 	log := slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	lent := registries.New(registries.Config{Cloud: w.lends(role), Clock: clock.RealClock{}, Log: log})
 	t.Cleanup(lent.Close)
@@ -223,24 +224,6 @@ func (w *ecrWorld) connect(served http.Handler, log *slog.Logger) {
 	var providers struct{ Providers []struct{ Args []string } }
 	w.must(json.Unmarshal(file, &providers))
 	w.args = providers.Providers[0].Args
-}
-
-// locked is a buffer that several write to.
-type locked struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // plugin runs the kubelet's plugin, a process of its own, and returns the password that it

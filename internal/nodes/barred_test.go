@@ -54,7 +54,7 @@ func TestPodsOfAMachineAreNeverFollowed(t *testing.T) {
 			w.machine("kip-0-2", owner)
 			w.start()
 			w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
-			w.eventually("it says which is not served", func() bool { return w.log.says("a virtual node cannot be served") })
+			w.eventually("it says which is not served", func() bool { return w.log.Says("a virtual node cannot be served") })
 			w.leavesAlone("kip-0-2")
 			w.eventually("what is served is registered", func() bool { return w.serves.AllRegistered() == nil })
 			w.stop()
@@ -80,12 +80,12 @@ func TestPodsOfAMachineAreNotFollowedWhileTheAPIServerDoesNotSayWhoseTheyAre(t *
 		w.eventually("the first node is Ready", func() bool { return w.ready("kip-0-1") })
 		away.Store(true)
 		w.write("nodes: [{zones: [a]}, {zones: [b]}]")
-		w.eventually("it is asked", func() bool { return w.log.says("whether Kip may serve a virtual node is not known") })
+		w.eventually("it is asked", func() bool { return w.log.Says("whether Kip may serve a virtual node is not known") })
 		if got := watches.List(w.nodes.pods); len(got) > 0 {
 			t.Errorf("%d pods are followed", len(got))
 		}
 		away.Store(false)
-		w.eventually("the node is left out", func() bool { return w.log.says("a virtual node cannot be served") })
+		w.eventually("the node is left out", func() bool { return w.log.Says("a virtual node cannot be served") })
 		w.leavesAlone("kip-0-2")
 	})
 }
@@ -150,7 +150,7 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 		// A file that is wrong by now changes nothing.
 		w.write("nodes: [{zones: [mars]}]")
 		w.start()
-		w.eventually("it is told", func() bool { return w.log.says("the virtual nodes are those of before") })
+		w.eventually("it is told", func() bool { return w.log.Says("the virtual nodes are those of before") })
 		w.eventually("they are registered", func() bool { return w.serves.AllRegistered() == nil })
 		if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 			t.Error("a file that is wrong takes a node away")

@@ -57,6 +57,7 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
+	"github.com/elotl/kip/test/journal"
 	"github.com/elotl/kip/test/loopback"
 )
 
@@ -67,24 +68,6 @@ var sold = []catalog.InstanceType{{Name: "small", Arch: "amd64", MilliCPU: 1000,
 	{Zone: "a", PricePerHour: 2}, {Zone: "b", PricePerHour: 2}, {Zone: "b", Spot: true, PricePerHour: 1},
 }}}
 
-// journal is a log that can be read.
-type journal struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) says(words string) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return strings.Contains(j.text.String(), words)
-}
-
 // town is a leader with its virtual nodes, in a cluster of which each node sees its
 // own pods.
 type town struct {
@@ -92,7 +75,7 @@ type town struct {
 	nodes   *Nodes      // of the last process
 	serves  *Controller // of these
 	file    string
-	log     *journal
+	log     *journal.Log
 	cluster *fake.Clientset
 	store   *store.Store
 	base    int    // kubelet port
@@ -202,7 +185,7 @@ func newTown(t *testing.T, nodes string) *town {
 	w := &town{
 		T:       t,
 		file:    filepath.Join(t.TempDir(), "provider.yaml"),
-		log:     &journal{},
+		log:     &journal.Log{},
 		cluster: fake.NewClientset(),
 		store:   store.Memory(nil),
 		pods:    map[string]*fake.Clientset{},
@@ -446,9 +429,7 @@ func (w *town) eventually(what string, holds func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.log.mu.Lock()
-			defer w.log.mu.Unlock()
-			w.Fatalf("never: %s\n%s", what, w.log.text.String())
+			w.Fatalf("never: %s\n%s", what, w.log)
 		}
 		w.nodes.LookSoon()
 	}
@@ -551,7 +532,7 @@ func TestNodesComeAndGoWithTheConfiguration(t *testing.T) {
 			"nodes: [{suffix: 3, zones: [a]}, {capacity: {pods: 0}}]": "nodes[1]: capacity of node",
 		} {
 			w.write(nodes)
-			w.eventually("what is wrong is told", func() bool { return w.log.says(why) })
+			w.eventually("what is wrong is told", func() bool { return w.log.Says(why) })
 			if w.node("kip-0-1").Spec.Unschedulable || len(w.nodes.all()) != 3 {
 				t.Errorf("%s has changed the nodes", nodes)
 			}
@@ -773,7 +754,7 @@ func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {
 		w.denied = "kip-0-2"
 		w.start()
 		w.eventually("the node with rights is Ready", func() bool { return w.ready("kip-0-1") })
-		w.eventually("the right is named", func() bool { return w.log.says("impersonate users system:node:kip-0-2") })
+		w.eventually("the right is named", func() bool { return w.log.Says("impersonate users system:node:kip-0-2") })
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		w.serves.Registered(ctx)
@@ -1100,14 +1081,14 @@ func TestANameThatIsAMachinesIsLeftOutAndCannotBeConfigured(t *testing.T) {
 		}
 		w.start()
 		w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
-		w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
+		w.eventually("the name is told", func() bool { return w.log.Says("a virtual node cannot be served") })
 		w.stop()
 		w.write("nodes: [{zones: [a]}]")
 		w.start()
 		w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
-		w.eventually("the name is told", func() bool { return w.log.says("a virtual node cannot be served") })
+		w.eventually("the name is told", func() bool { return w.log.Says("a virtual node cannot be served") })
 		w.write("nodes: [{zones: [a]}, {suffix: 2, zones: [b]}]")
-		w.eventually("the name is told", func() bool { return w.log.says("provider.yaml:4: nodes[1]: its name is kip-0-2") })
+		w.eventually("the name is told", func() bool { return w.log.Says("provider.yaml:4: nodes[1]: its name is kip-0-2") })
 		if n := w.node("kip-0-2"); len(n.Labels)+len(n.Spec.Taints) != 0 || n.Spec.Unschedulable {
 			t.Errorf("the machine's node was changed: %+v", n)
 		}

@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/sources"
+	"github.com/elotl/kip/test/journal"
 )
 
 // selfSigned is a certificate that anybody can make.
@@ -557,8 +558,8 @@ func (w *world) half(tc *tls.Conn, spend func(string) error, inSpend bool) error
 }
 
 // relay stands between Kip and a cell, and ends TLS on both sides.
-func relay(t *testing.T, to netip.AddrPort, toKip tls.Certificate, toCell *tls.Config) (netip.AddrPort, *syncBuffer) {
-	seen := &syncBuffer{}
+func relay(t *testing.T, to netip.AddrPort, toKip tls.Certificate, toCell *tls.Config) (netip.AddrPort, *journal.Log) {
+	seen := &journal.Log{}
 	return impostor(t, &tls.Config{
 		Certificates: []tls.Certificate{toKip}, ClientAuth: tls.RequestClientCert,
 		NextProtos: []string{protoJoin, protoCellAPI},
@@ -988,7 +989,7 @@ func TestTheHeaderOfAnAgentsAnswerIsBounded(t *testing.T) {
 
 // However often a cell makes and breaks its connections, the log says it now and then.
 func TestAFlappingTunnelIsLoggedNowAndThen(t *testing.T) {
-	var log syncBuffer
+	var log journal.Log
 	s := &Session{ctx: t.Context(), ready: make(chan struct{}), told: rate.NewLimiter(toldRate, toldBurst),
 		log: slog.New(slog.NewTextHandler(&log, nil))}
 	for range 100 {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/journal"
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +40,7 @@ type world struct {
 	token     pki.Token
 	cellID    string
 	log       *slog.Logger
-	logs      *syncBuffer
+	logs      *journal.Log
 	limits    limits
 
 	mu     sync.Mutex
@@ -53,7 +54,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, authority: a, token: pki.NewToken(), cellID: "c-1", logs: &syncBuffer{}, limits: defaultLimits()}
+	w := &world{t: t, authority: a, token: pki.NewToken(), cellID: "c-1", logs: &journal.Log{}, limits: defaultLimits()}
 	w.log = slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	t.Cleanup(func() {
 		if strings.Contains(w.logs.String(), w.token.Reveal()) {
@@ -285,23 +286,6 @@ func watch(t *testing.T, rt http.RoundTripper) (*bufio.Reader, func()) {
 	}
 	t.Cleanup(func() { resp.Body.Close() })
 	return bufio.NewReader(resp.Body), cancel
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // wire is a relay whose network can be cut: bytes are dropped and nobody is told.

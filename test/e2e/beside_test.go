@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"regexp"
@@ -27,7 +25,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
-	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/test/harness"
@@ -132,22 +129,7 @@ func kipBeside(t *testing.T, name, addresses string, sold []catalog.InstanceType
 	})
 	dir := shortDir(t)
 	c := &zoned{Cloud: machines, launched: map[string]string{}, kipSocket: filepath.Join(dir, "kip", "kip.sock")}
-	socket := filepath.Join(dir, "cloud.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: remote.Handler(c), ReadHeaderTimeout: patience}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	})
+	socket := serveCloud(t, dir, c)
 	for _, n := range nodes {
 		n["labels"], n["taints"] = map[string]any{besideKey: name}, []any{map[string]any{"key": besideKey}}
 	}

@@ -322,12 +322,19 @@ func openCloud(t *testing.T) *local.Cloud {
 // serveTo serves the cloud to one Kip.
 func serveTo(t *testing.T, c *local.Cloud) (w *watchedCloud, socket string) {
 	t.Helper()
-	w, socket = &watchedCloud{Cloud: c}, filepath.Join(shortDir(t), "cloud.sock")
+	w = &watchedCloud{Cloud: c}
+	return w, serveCloud(t, shortDir(t), w)
+}
+
+// serveCloud serves a cloud to one Kip until the test ends, at a socket in a folder with a short name.
+func serveCloud(t *testing.T, dir string, c cloud.Cloud) (socket string) {
+	t.Helper()
+	socket = filepath.Join(dir, "cloud.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: remote.Handler(w), ReadHeaderTimeout: patience}
+	server := &http.Server{Handler: remote.Handler(c), ReadHeaderTimeout: patience}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() {
@@ -338,7 +345,7 @@ func serveTo(t *testing.T, c *local.Cloud) (w *watchedCloud, socket string) {
 			t.Error(err)
 		}
 	})
-	return w, socket
+	return socket
 }
 
 // counting is a pod that writes 0, 1, 2, … a line each 100 ms.

@@ -5,25 +5,19 @@ package e2e
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
 	ociregistry "github.com/google/go-containerregistry/pkg/registry"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elotl/kip/dev/registry"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
@@ -53,29 +47,8 @@ func serveTokens(t *testing.T, says bool, expired int) *tokenRegistry {
 	r := &tokenRegistry{host: l.Addr().String(), says: says, expired: expired, valid: map[string]bool{},
 		all: ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0)))}
 	r.image = r.host + "/team/busybox:1"
-	s := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: r}
-	go func() {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	}()
-	t.Cleanup(func() { s.Close() })
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := registry.Busybox(t.Context(), busybox)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ref, err := name.ParseReference(r.image, name.Insecure)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, made, remote.WithContext(t.Context()),
-		remote.WithAuth(&authn.Basic{Username: registryUser, Password: registryPassword})); err != nil {
-		t.Fatal(err)
-	}
+	serveOn(t, l, r)
+	pushBusybox(t, r.image, nil)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.issued, r.refused = 0, 0

@@ -101,23 +101,36 @@ func serveRegistryTo(t *testing.T, config *tls.Config, may func(user, word strin
 	}
 	host = l.Addr().String()
 	all := ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0)))
-	s := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	if config != nil {
+		l = tls.NewListener(l, config)
+	}
+	serveOn(t, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, word, _ := r.BasicAuth(); !may(user, word) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="private"`)
 			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED"}]}`, http.StatusUnauthorized)
 			return
 		}
 		all.ServeHTTP(w, r)
-	})}
-	if config != nil {
-		l = tls.NewListener(l, config)
-	}
+	}))
+	image = host + "/team/busybox:1"
+	pushBusybox(t, image, config)
+	return host, image
+}
+
+// serveOn serves a registry on a listener until the test ends.
+func serveOn(t *testing.T, l net.Listener, h http.Handler) {
+	s := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: h}
 	go func() {
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
 	}()
 	t.Cleanup(func() { s.Close() })
+}
+
+// pushBusybox writes an image into a registry that wants a password, by TLS if there is a configuration.
+func pushBusybox(t *testing.T, image string, config *tls.Config) {
+	t.Helper()
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +139,6 @@ func serveRegistryTo(t *testing.T, config *tls.Config, may func(user, word strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	image = host + "/team/busybox:1"
 	options := []name.Option{}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if config == nil {
@@ -143,7 +155,6 @@ func serveRegistryTo(t *testing.T, config *tls.Config, may func(user, word strin
 		t.Fatal(err)
 	}
 	transport.CloseIdleConnections()
-	return host, image
 }
 
 // Not parallel: Kip starts with other settings.

@@ -34,6 +34,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/test/journal"
 )
 
 // world is a bubble of testing/synctest with an API server, Kip's cell API and
@@ -71,7 +72,7 @@ func inBubble(t *testing.T, cfg Config, test func(t *testing.T, w *world)) {
 		if w.authority, err = pki.New(time.Now); err != nil {
 			t.Fatal(err)
 		}
-		var logs lockedBuffer
+		var logs journal.Log
 		log := slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		t.Cleanup(func() {
 			if t.Failed() {
@@ -108,23 +109,6 @@ func inBubble(t *testing.T, cfg Config, test func(t *testing.T, w *world)) {
 }
 
 var apiAddress = netip.MustParseAddrPort("10.255.0.1:80")
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
 
 func (w *world) startKip(log *slog.Logger) *kip {
 	w.t.Helper()

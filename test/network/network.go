@@ -3,6 +3,7 @@
 package network
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,6 +50,28 @@ type Network struct {
 
 // Host is the address of this host on the bridge.
 func (n Network) Host() netip.Addr { return n.CIDR.Addr().Next() }
+
+// Clear removes what an earlier test left in the network, by destroy, and its state folder. At the end of the test it does so again, and
+// leftovers must return nothing then.
+func (n Network) Clear(t testing.TB, destroy func(context.Context) error, leftovers func(context.Context) ([]string, error)) {
+	t.Helper()
+	ctx := context.Background()
+	if err := errors.Join(destroy(ctx), os.RemoveAll(n.State)); err != nil {
+		t.Fatalf("clean up after an earlier test: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := destroy(ctx); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		left, err := leftovers(ctx)
+		if err != nil || len(left) > 0 {
+			t.Errorf("left over: %q, %v", left, err)
+		}
+		if err := os.RemoveAll(n.State); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 // At returns the network with a number. Its state folder is named state and the number. It is for a process
 // that the one which claimed the network starts.

@@ -7,13 +7,14 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/test/journal"
 )
 
 // own returns the addresses of a device of this thread's network namespace.
@@ -51,24 +52,6 @@ func claim(t *testing.T, device string, ip netip.Addr, bits int) {
 	}
 }
 
-// heard is a log that a test reads.
-type heard struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (h *heard) Write(b []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.Write(b)
-}
-
-func (h *heard) lines() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return strings.Count(h.text.String(), "\n")
-}
-
 // What the machine takes for its own address never reaches the pod. cloud-init gives it the address with the subnet's
 // prefix, before DHCP gives it its own, amazon-ec2-net-utils with /32.
 func TestTheMachineHasThePodsAddressNoMoreOncePrepared(t *testing.T) {
@@ -90,7 +73,7 @@ func TestTheMachineHasThePodsAddressNoMoreOncePrepared(t *testing.T) {
 			claim(t, "up", podIP, bits)
 			claim(t, "up", nodeIP, 16)
 			claim(t, "up", podIPv6, 64)
-			log := &heard{}
+			log := &journal.Log{}
 			h := NewHost(slog.New(slog.NewTextHandler(log, nil)))
 			for range 2 {
 				if err := h.Prepare(podIP, nodeIP, podIPv6, nodeIPv6); err != nil {
@@ -103,8 +86,8 @@ func TestTheMachineHasThePodsAddressNoMoreOncePrepared(t *testing.T) {
 			if got := own(t, "up", unix.AF_INET6); len(got) != 1 || got[0] != nodeIPv6.String() {
 				t.Errorf("the machine has %v, want %s alone", got, nodeIPv6)
 			}
-			if n := log.lines(); n != 2 {
-				t.Errorf("%d lines of the log for two addresses: %s", n, log.text.String())
+			if n := log.Lines(); n != 2 {
+				t.Errorf("%d lines of the log for two addresses: %s", n, log.String())
 			}
 			// What is for the pod reaches it.
 			args := pod6(t, "c1")
@@ -156,7 +139,7 @@ func TestAMachineThatHasThePodsAddressByARouteIsRefused(t *testing.T) {
 // A program that gives the machine the address again and again is told of, and the pod is reached all the same.
 func TestTheMachineIsKeptFromThePodsAddress(t *testing.T) {
 	machine(t)
-	log := &heard{}
+	log := &journal.Log{}
 	h := NewHost(slog.New(slog.NewTextHandler(log, nil)))
 	if err := h.Prepare(podIP, nodeIP, netip.Addr{}, netip.Addr{}); err != nil {
 		t.Fatal(err)
@@ -189,14 +172,14 @@ func TestTheMachineIsKeptFromThePodsAddress(t *testing.T) {
 		}
 	}
 	// The last is told of after the address is gone, perhaps.
-	for log.lines() < 3 {
+	for log.Lines() < 3 {
 		if time.Now().After(deadline) {
-			t.Fatalf("it was told of %d times: %s", log.lines(), log.text.String())
+			t.Fatalf("it was told of %d times: %s", log.Lines(), log.String())
 		}
 		<-tick.C
 	}
-	if n := log.lines(); n != 3 { // the first, the second and the fourth
-		t.Errorf("%d lines of the log for %d times: %s", n, times, log.text.String())
+	if n := log.Lines(); n != 3 { // the first, the second and the fourth
+		t.Errorf("%d lines of the log for %d times: %s", n, times, log.String())
 	}
 }
 

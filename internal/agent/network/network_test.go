@@ -332,15 +332,21 @@ func TestPreparingAnswersForThePodAndNoLongerForAnEarlierOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	prepared(t, unix.AF_INET, podIP, map[string]string{"ipv4/ip_forward": "1", "ipv4/neigh/up/proxy_delay": "0"})
+}
+
+// prepared fails the test unless the machine answers for this address alone, and has these settings.
+func prepared(t *testing.T, family int, ip netip.Addr, settings map[string]string) {
+	t.Helper()
 	up, err := netlink.LinkByName("up")
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxies, err := netlink.NeighProxyList(up.Attrs().Index, unix.AF_INET)
-	if err != nil || len(proxies) != 1 || !proxies[0].IP.Equal(podIP.AsSlice()) {
+	proxies, err := netlink.NeighProxyList(up.Attrs().Index, family)
+	if err != nil || len(proxies) != 1 || !proxies[0].IP.Equal(ip.AsSlice()) {
 		t.Errorf("answers for %v, %v", proxies, err)
 	}
-	for key, want := range map[string]string{"ipv4/ip_forward": "1", "ipv4/neigh/up/proxy_delay": "0"} {
+	for key, want := range settings {
 		if b, err := os.ReadFile("/proc/sys/net/" + key); err != nil || strings.TrimSpace(string(b)) != want {
 			t.Errorf("%s is %q, %v", key, b, err)
 		}

@@ -171,25 +171,8 @@ func coreHost(t testing.TB) Config {
 	}
 	n := ours(t)
 	cfg := configOf(n)
-	ctx := context.Background()
-	if err := Destroy(ctx, cfg); err != nil {
-		t.Fatalf("clean up after an earlier test: %v", err)
-	}
-	if err := os.RemoveAll(n.State); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := Destroy(ctx, cfg); err != nil {
-			t.Errorf("destroy: %v", err)
-		}
-		left, err := Leftovers(ctx, cfg)
-		if err != nil || len(left) > 0 {
-			t.Errorf("left over: %q, %v", left, err)
-		}
-		if err := os.RemoveAll(n.State); err != nil {
-			t.Error(err)
-		}
-	})
+	n.Clear(t, func(ctx context.Context) error { return Destroy(ctx, cfg) },
+		func(ctx context.Context) ([]string, error) { return Leftovers(ctx, cfg) })
 	for _, d := range []string{"bin", "srv/cgi-bin", "proc"} {
 		if err := os.MkdirAll(filepath.Join(cfg.RootDir, d), 0o755); err != nil {
 			t.Fatal(err)

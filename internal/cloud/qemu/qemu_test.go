@@ -31,6 +31,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/test/journal"
 	"github.com/elotl/kip/test/network"
 	"github.com/elotl/kip/test/tier"
 )
@@ -109,25 +110,8 @@ func testHost(t testing.TB) Config {
 	}
 	n := ours(t)
 	cfg := configOf(n)
-	ctx := context.Background()
-	if err := Destroy(ctx, cfg); err != nil {
-		t.Fatalf("clean up after an earlier test: %v", err)
-	}
-	if err := os.RemoveAll(n.State); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := Destroy(ctx, cfg); err != nil {
-			t.Errorf("destroy: %v", err)
-		}
-		left, err := Leftovers(ctx, cfg)
-		if err != nil || len(left) > 0 {
-			t.Errorf("left over: %q, %v", left, err)
-		}
-		if err := os.RemoveAll(n.State); err != nil {
-			t.Error(err)
-		}
-	})
+	n.Clear(t, func(ctx context.Context) error { return Destroy(ctx, cfg) },
+		func(ctx context.Context) ([]string, error) { return Leftovers(ctx, cfg) })
 	writeImage(t, filepath.Dir(cfg.Image), guest(true))
 	return cfg
 }
@@ -722,7 +706,7 @@ func TestDestroyNeedsNoRecords(t *testing.T) {
 func TestHowMachinesRunIsSaidAtTheStart(t *testing.T) {
 	cfg := testHost(t)
 	writeImage(t, filepath.Dir(cfg.Image), resets(noRoot)) // which a trial need not wait for
-	var said syncBuffer
+	var said journal.Log
 	cfg.Log = slog.New(slog.NewTextHandler(&said, nil))
 	_ = open(t, cfg).Close()
 	if got := said.String(); !strings.Contains(got, "machines are emulated") || !strings.Contains(got, "the configuration says so") {
@@ -825,23 +809,6 @@ func TestATrialThatIsCalledOffSaysNothingOfKVM(t *testing.T) {
 	if err := try(ctx, time.Minute, vm.TCG, "a machine", 0, "", vm.Program); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // crash is a Kip that dies at a step; it returns only if it did not get there.
