@@ -91,7 +91,7 @@ func TestTheBootImageIsPublishedFromARegistry(t *testing.T) {
 	released(t, ".", true)
 	command := []string{"image", "publish", "--region", "us-east-1", "--from"}
 	if r := run(t, nil, append(command, inRegistry(t, "."))...); r.failed == nil || !strings.Contains(r.err, "its manifest says") ||
-		len(model.Images()) > 0 {
+		len(model.Images.All()) > 0 {
 		t.Errorf("another disk than its manifest says: %v, %s", r.failed, r.err)
 	}
 	released(t, ".", false)
@@ -102,8 +102,8 @@ func TestTheBootImageIsPublishedFromARegistry(t *testing.T) {
 		}
 	}
 	first := run(t, nil, append(command, from)...)
-	if first.failed != nil || len(model.Images()) != 1 || model.Images()[0].ID != strings.TrimSpace(first.out) {
-		t.Fatalf("%v: it prints %q, and there are %+v: %s", first.failed, first.out, model.Images(), first.err)
+	if first.failed != nil || len(model.Images.All()) != 1 || model.Images.All()[0].ID != strings.TrimSpace(first.out) {
+		t.Fatalf("%v: it prints %q, and there are %+v: %s", first.failed, first.out, model.Images.All(), first.err)
 	}
 	again := run(t, nil, append(command, from)...)
 	if again.failed != nil || again.out != first.out || !strings.Contains(again.err, from+" is the image "+strings.TrimSpace(first.out)+" already") {
@@ -144,7 +144,7 @@ func TestTheBootImageOfAReleaseIsFetched(t *testing.T) {
 			t.Errorf("version %q: %v: %s", tc.version, err, &stderr)
 		}
 	}
-	if n := len(model.Images()); n != 1 {
+	if n := len(model.Images.All()); n != 1 {
 		t.Errorf("there are %d images", n)
 	}
 }
@@ -175,7 +175,7 @@ func TestTheCommandThatDoctorPrintsPublishesTheBootImage(t *testing.T) {
 		t.Errorf("without the files: %v, %s", r.failed, r.err)
 	}
 	released(t, ".", true)
-	if r := run(t, nil, words[1:]...); r.failed == nil || !strings.Contains(r.err, "its manifest says") || len(model.Images()) > 0 {
+	if r := run(t, nil, words[1:]...); r.failed == nil || !strings.Contains(r.err, "its manifest says") || len(model.Images.All()) > 0 {
 		t.Errorf("another disk than its manifest says: %v, %s", r.failed, r.err)
 	}
 	released(t, ".", false)
@@ -183,8 +183,10 @@ func TestTheCommandThatDoctorPrintsPublishesTheBootImage(t *testing.T) {
 	if r.failed != nil {
 		t.Fatalf("%s: %v: %s", command, r.failed, r.err)
 	}
-	if !slices.ContainsFunc(model.Images(), func(i ec2.Image) bool { return i.ID == strings.TrimSpace(r.out) && i.Architecture == "x86_64" }) {
-		t.Errorf("it prints %q, and there are %+v", r.out, model.Images())
+	if !slices.ContainsFunc(model.Images.All(), func(i ec2.Image) bool {
+		return i.ID == strings.TrimSpace(r.out) && i.Architecture == "x86_64"
+	}) {
+		t.Errorf("it prints %q, and there are %+v", r.out, model.Images.All())
 	}
 	if after := image(); after.Outcome == finding.Failed || after.Outcome == finding.NotChecked {
 		t.Errorf("with the image: %+v", after)

@@ -234,7 +234,7 @@ func TestCleanupFromOutsideShowsWhatOneKipHasLeft(t *testing.T) {
 func TestCleanupFromOutsideEndsOneKipsInstances(t *testing.T) {
 	model, file := ec2Of(t, "gone", "lives")
 	r := runOutside(t, leftCluster(true, dead), "-f", file, "--controller", "gone", "--yes")
-	if r.failed != nil || !slices.Equal(owners(model), []string{"lives", "lives"}) || len(model.Volumes()) != 2 {
+	if r.failed != nil || !slices.Equal(owners(model), []string{"lives", "lives"}) || len(model.Volumes.All()) != 2 {
 		t.Fatalf("%v; instances of %q\n%s", r.failed, owners(model), r.err)
 	}
 	has(t, "what is said", r.err, "terminating 2 instances: ", "the cloud has shown no instance twice",

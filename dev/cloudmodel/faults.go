@@ -254,12 +254,12 @@ func (m *Model) Interrupt(i Interruption) error {
 	if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
 		return err
 	}
-	return m.sim.Interrupt(i.Instance)
+	return m.sim.Interrupter.Interrupt(i.Instance)
 }
 
 // Announced returns the notices of which something is said by a way.
 func (m *Model) Announced(by Way) []cloud.Interruption {
-	all := m.sim.Announced()
+	all := m.sim.Interrupter.Announced()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.DeleteFunc(all, func(i cloud.Interruption) bool { return slices.Contains(m.untold[i.InstanceID], by) })

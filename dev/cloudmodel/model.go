@@ -178,7 +178,7 @@ type State struct {
 
 // State returns what is and was.
 func (m *Model) State() State {
-	s := State{Instances: m.sim.History(), Interfaces: m.sim.OwnedNow()}
+	s := State{Instances: m.sim.History(), Interfaces: m.sim.OwnedResources.OwnedNow()}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.refused), slices.Clone(m.hung)

@@ -55,7 +55,7 @@ func anAccountWith(t *testing.T, endpoint string) (role string) {
 		t.Fatal(err)
 	}
 	role = "arn:aws:iam::123456789012:role/kip"
-	if err := model.PutIAMRole(ec2.IAMRole{
+	if err := model.Roles.PutIAMRole(ec2.IAMRole{
 		ARN: role, Inline: map[string]string{"kip": string(aws.CorePolicy())},
 		Trust: fmt.Sprintf(`{"Statement": [{"Effect": "Allow", "Principal": {"Federated": "arn:aws:iam::123456789012:oidc-provider/%s"},
 			"Action": "sts:AssumeRoleWithWebIdentity",

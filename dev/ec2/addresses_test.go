@@ -56,7 +56,7 @@ func TestAnInterfaceIsFoundByItsSecondaryAddressAndByNoneOfAPrefix(t *testing.T)
 		}
 		n := 0
 		for _, i := range c.model.Machines().Truth()[before:] {
-			pod := c.model.prefixOf(i.PodIP).Addr().String()
+			pod := c.model.base.prefixOf(i.PodIP).Addr().String()
 			_, body := c.ask("DescribeNetworkInterfaces", "Filter.1.Name=addresses.private-ip-address", "Filter.1.Value.1="+pod)
 			n += strings.Count(body, "<instanceId>"+i.ID+"<")
 			if all := strings.Count(body, "<networkInterfaceId>"); all > 1 {

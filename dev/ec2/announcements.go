@@ -32,7 +32,7 @@ func (m *announcements) Rebalance(r Rebalance) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.risks[r.Instance] = m.Now()
+	m.risks[r.Instance] = m.model.Now()
 	return nil
 }
 
@@ -61,7 +61,7 @@ func (m *announcements) describeSpotInstanceRequests(r *request) (any, error) {
 		return nil, err
 	}
 	ends := map[string]cloud.Interruption{}
-	for _, i := range m.Announced(WayRequest) {
+	for _, i := range m.model.Announced(WayRequest) {
 		ends[i.InstanceID] = i
 	}
 	var all []spotRequestXML

@@ -130,10 +130,10 @@ func attachments(t catalog.InstanceType) (most int64, limit string) {
 // mayMove refuses a call about a volume and an instance that the caller may not make, or that names
 // an instance which is not there.
 func (m *attaching) mayMove(r *request, id, instance string) error {
-	if unknown := m.Unknown(instance); len(unknown) > 0 {
-		return m.Arrive(r.ctx, sim.KindAttachDisk, notFound(unknown), instance)
+	if unknown := m.model.Unknown(instance); len(unknown) > 0 {
+		return m.model.Arrive(r.ctx, sim.KindAttachDisk, notFound(unknown), instance)
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+instance), tagged("ResourceTag", m.TagsOf(instance))); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+instance), tagged("ResourceTag", m.model.TagsOf(instance))); err != nil {
 		return err
 	}
 	return m.volumes.mayTouchVolume(r, id)

@@ -16,7 +16,7 @@ import (
 
 // base is what all areas of the model share: its configuration, the machines, and the lock of all that it keeps.
 type base struct {
-	*cloudmodel.Model
+	model *cloudmodel.Model
 
 	cfg Config
 	sim *sim.Cloud // the Machines
@@ -69,7 +69,7 @@ func (m *base) may(r *request, action, resource string, about map[string][]strin
 	if !forbidden && (r.policy == nil || r.policy.allows(action, resource, about)) {
 		return nil
 	}
-	m.CountRefused(r.action)
+	m.model.CountRefused(r.action)
 	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
 		"The caller is not authorized to perform: %s on resource: %s", action, resource) + m.encoded(r, action, resource, about)}
 }
@@ -94,7 +94,7 @@ func (m *base) describe(r *request, kind sim.Kind) error {
 	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
 		return err
 	}
-	return m.Arrive(r.ctx, kind, nil)
+	return m.model.Arrive(r.ctx, kind, nil)
 }
 
 // one reads the rest of a describing call, and lets it arrive.
@@ -120,7 +120,7 @@ func (m *base) unasked(r *request, all int) int {
 
 // take lets a call arrive. Its effect has mu, and knows which instances there are.
 func (m *base) take(r *request, kind sim.Kind, effect func(living map[string]sim.Instance) error) error {
-	living := m.Living() // not within the effect, which must not ask
+	living := m.model.Living() // not within the effect, which must not ask
 	return m.sim.Take(r.ctx, sim.Call{Kind: kind}, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()

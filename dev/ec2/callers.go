@@ -55,7 +55,7 @@ type credentials struct {
 
 // begin makes a session.
 func (m *callers) begin(policy *Policy, lifetime time.Duration) credentials {
-	key, token, until := sessionKey+rand.Text()[:16], rand.Text(), m.Now().Add(lifetime)
+	key, token, until := sessionKey+rand.Text()[:16], rand.Text(), m.model.Now().Add(lifetime)
 	m.sessions.Give(sessionSecret(key, token), policy, until)
 	return credentials{
 		KeyID:      key,
@@ -70,7 +70,7 @@ func sessionSecret(key, token string) string { return key + " " + token }
 
 // sessionOf is what the holder of a session's key may do.
 func (m *callers) sessionOf(key, token string) (*Policy, error) {
-	policy, err := m.sessions.Of(sessionSecret(key, token), m.Now())
+	policy, err := m.sessions.Of(sessionSecret(key, token), m.model.Now())
 	switch {
 	case errors.Is(err, cloudmodel.ErrGrantOver):
 		return nil, &apiError{http.StatusForbidden, "ExpiredToken", "The security token included in the request is expired"}

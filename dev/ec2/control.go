@@ -31,11 +31,11 @@ func (m *Model) State() State {
 	s := State{
 		State:   m.Model.State(),
 		Unused:  map[string][]string{},
-		Volumes: m.volumes.Volumes(),
-		Routes:  m.routing.Routes(),
-		Groups:  m.groups.Groups(),
+		Volumes: m.Volumes.All(),
+		Routes:  m.Routing.Routes(),
+		Groups:  m.Groups.All(),
 	}
-	for key, p := range m.cfg.Policies {
+	for key, p := range m.base.cfg.Policies {
 		s.Unused[key] = p.Unused()
 	}
 	return s
@@ -78,12 +78,14 @@ func Orders() []cloudmodel.Order[*Model] {
 		cloudmodel.NewOrder("paid", `{"Reservations":[{"ID":"cr-1","Type":"t3.small","Zone":"us-east-1a","Total":1}],"Hosts":[{"ID":"h-1","Family":"t3","Zone":"us-east-1a","VCPUs":4}]}`,
 			"the account has these capacity reservations and Dedicated Hosts, and no others", (*Model).pay),
 		cloudmodel.NewOrder("compose", `{"On":true}`,
-			"instances find their user data beside a script of others', in a multi-part document", (*Model).Compose),
-		cloudmodel.NewOrder("rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance", (*Model).Rebalance),
+			"instances find their user data beside a script of others', in a multi-part document",
+			func(m *Model, c Compose) error { return m.Metadata.Compose(c) }),
+		cloudmodel.NewOrder("rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance",
+			func(m *Model, r Rebalance) error { return m.Announcements.Rebalance(r) }),
 		cloudmodel.NewOrder("maintain", `{"Instance":"i-…","Code":"instance-stop","NotBefore":"2030-01-01T00:00:00Z"}`,
-			"maintenance is scheduled", (*Model).Maintain),
+			"maintenance is scheduled", func(m *Model, of Maintenance) error { return m.Announcements.Maintain(of) }),
 		cloudmodel.NewOrder("role", `{"ARN":"arn:aws:iam::123456789012:role/a","Policy":{"Statement":[]},"Trust":{"Statement":[]}}`,
-			"a role is made or changed", (*Model).PutRole),
+			"a role is made or changed", func(m *Model, r Role) error { return m.Roles.PutRole(r) }),
 	)
 }
 

@@ -57,8 +57,8 @@ type credits struct {
 	changed map[string]creditsNow // by instance
 }
 
-// CreditsOf returns the credits of an instance; zero for one without.
-func (m *credits) CreditsOf(i sim.Instance) Credits {
+// Of returns the credits of an instance; zero for one without.
+func (m *credits) Of(i sim.Instance) Credits {
 	l := m.launched.launchOf(i)
 	if l.credits == "" {
 		return Credits{}
@@ -73,7 +73,7 @@ func (m *credits) CreditsOf(i sim.Instance) Credits {
 	if is.option == "unlimited" {
 		end := i.Ended
 		if end.IsZero() {
-			end = m.Now()
+			end = m.model.Now()
 		}
 		c.Charged += end.Sub(is.since)
 	}
@@ -115,12 +115,12 @@ func (m *credits) modifyInstanceCreditSpecification(r *request) (any, error) {
 		return nil, err
 	}
 	for _, id := range ids {
-		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
+		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.model.TagsOf(id))); err != nil {
 			return nil, err
 		}
 	}
 	answer := modifyCreditsXML{RequestID: requestID}
-	unknown, all := m.Unknown(ids...), m.sim.Truth()
+	unknown, all := m.model.Unknown(ids...), m.sim.Truth()
 	err := m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallEndBoost, IDs: ids}, func() error {
 		for n, id := range ids {
 			at := slices.IndexFunc(all, func(i sim.Instance) bool { return i.ID == id })
@@ -145,7 +145,7 @@ func (m *credits) modifyInstanceCreditSpecification(r *request) (any, error) {
 
 // changeCredits changes those of one instance, or returns why not.
 func (m *credits) changeCredits(i sim.Instance, option string) *creditErrorXML {
-	was, l := m.CreditsOf(i), m.launched.launchOf(i)
+	was, l := m.Of(i), m.launched.launchOf(i)
 	switch {
 	case was.Option == "":
 		return &creditErrorXML{"InstanceCreditSpecification.NotSupported", "The instance type " + i.InstanceType + " has no CPU credits"}
@@ -156,6 +156,6 @@ func (m *credits) changeCredits(i sim.Instance, option string) *creditErrorXML {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.changed[i.ID] = creditsNow{cmp.Or(option, was.Option), m.Now(), was.Charged}
+	m.changed[i.ID] = creditsNow{cmp.Or(option, was.Option), m.model.Now(), was.Charged}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestCPUCreditsAreThoseOfTheReference(t *testing.T) {
 		{[]string{"InstanceType=t3.small", asked + "standard"}, Credits{Option: "standard"}}, // which has none at its start
 		{[]string{"InstanceType=t2.small"}, Credits{Option: "standard", Start: 60}},
 	} {
-		if got := c.model.CreditsOf(launch(tc.more...)); got != tc.want {
+		if got := c.model.Credits.Of(launch(tc.more...)); got != tc.want {
 			t.Errorf("%v has %+v, want %+v", tc.more, got, tc.want)
 		}
 	}
@@ -78,7 +78,7 @@ func TestCPUCreditsAreThoseOfTheReference(t *testing.T) {
 		}
 		clock.Step(time.Hour)
 	}
-	if got, want := c.model.CreditsOf(burst), (Credits{Option: "standard", Charged: time.Minute}); got != want {
+	if got, want := c.model.Credits.Of(burst), (Credits{Option: "standard", Charged: time.Minute}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if code, _ := c.ask("TerminateInstances", "InstanceId.1="+burst.ID); code != "" {

@@ -70,11 +70,11 @@ func (m *snapshots) serveEBS(w http.ResponseWriter, r *http.Request) {
 	})
 	if call, ok := ebsCallOf(r); ok {
 		asked := &request{ctx: r.Context(), action: call.action}
-		m.Count(call.action)
+		m.model.Count(call.action)
 		asked.caller, err = m.callers.callerOf(r)
 		// Blocks have bounds of their own, far above those of EC2's calls.
 		if err == nil && call.action != "PutSnapshotBlock" {
-			err = m.Arrive(r.Context(), sim.KindCatalogue, nil)
+			err = m.model.Arrive(r.Context(), sim.KindCatalogue, nil)
 		}
 		if err == nil {
 			status, header, body, err = call.do(m, asked, r)
@@ -174,13 +174,13 @@ func (m *snapshots) startSnapshot(r *request, req *http.Request) (int, map[strin
 		Description: in.Description,
 		State:       "pending",
 		GiB:         in.VolumeSize,
-		Started:     m.Now(),
+		Started:     m.model.Now(),
 		Tags:        tags,
 		Blocks:      map[int][]byte{},
 		token:       in.ClientToken,
 		call:        string(text),
 		timeout:     time.Duration(minutes) * time.Minute,
-		written:     m.Now(),
+		written:     m.model.Now(),
 	}
 	m.byID[s.ID] = s
 	return http.StatusCreated, nil, s.started(m.cfg.Account), nil
@@ -258,7 +258,7 @@ func (m *snapshots) putSnapshotBlock(r *request, req *http.Request) (int, map[st
 	if index >= s.GiB*blocksPerGiB {
 		return 0, nil, nil, invalid("INVALID_BLOCK", "The volume of %d GiB has no block %d", s.GiB, index)
 	}
-	s.Blocks[index], s.written = data, m.Now()
+	s.Blocks[index], s.written = data, m.model.Now()
 	return http.StatusCreated, map[string]string{"X-Amz-Checksum": want, "X-Amz-Checksum-Algorithm": "SHA256"}, struct{}{}, nil
 }
 

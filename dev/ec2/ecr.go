@@ -47,7 +47,7 @@ func (m *registry) authorizationToken(r *request, _ struct{}) (any, error) {
 
 // newToken makes one for the holder of a policy, and returns it as the registry takes it.
 func (m *registry) newToken(policy *Policy) (password string, until time.Time) {
-	password, until = rand.Text()+rand.Text(), m.Now().Add(tokenLifetime)
+	password, until = rand.Text()+rand.Text(), m.model.Now().Add(tokenLifetime)
 	m.tokens.Give(password, policy, until)
 	return password, until
 }

@@ -33,8 +33,8 @@ type fileSystems struct {
 	all []FileSystem
 }
 
-// FileSystems are those that there are.
-func (m *fileSystems) FileSystems() []FileSystem {
+// All are those that there are.
+func (m *fileSystems) All() []FileSystem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -42,7 +42,7 @@ func (m *fileSystems) FileSystems() []FileSystem {
 
 // efsState is the state of what was made then.
 func (m *fileSystems) efsState(made time.Time) string {
-	if m.Now().Sub(made) < m.cfg.FileSystemStep {
+	if m.model.Now().Sub(made) < m.cfg.FileSystemStep {
 		return "creating"
 	}
 	return "available"
@@ -175,7 +175,7 @@ func (m *fileSystems) createFileSystem(body io.Reader) (any, error) {
 		Token:     in.CreationToken,
 		Encrypted: in.Encrypted,
 		Tags:      map[string]string{},
-		Made:      m.Now(),
+		Made:      m.model.Now(),
 	}
 	for _, t := range in.Tags {
 		f.Tags[t.Key] = t.Value

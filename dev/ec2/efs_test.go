@@ -99,7 +99,7 @@ func TestAFileSystemHasOneMountTargetInAZone(t *testing.T) {
 	}
 	wants("it goes", http.MethodDelete, "/file-systems/"+id, "", http.StatusNoContent, "")
 	wants("another call", http.MethodPut, "/file-systems/"+id, "", http.StatusNotFound, "UnknownOperationException")
-	if len(m.FileSystems())+len(m.MountTargets()) > 0 {
-		t.Errorf("left: %v, %v", m.FileSystems(), m.MountTargets())
+	if len(m.FileSystems.All())+len(m.MountTargets.All()) > 0 {
+		t.Errorf("left: %v, %v", m.FileSystems.All(), m.MountTargets.All())
 	}
 }

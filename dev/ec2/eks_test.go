@@ -32,7 +32,7 @@ func TestAnAssociationNeedsARoleThatTrustsEKSPodIdentity(t *testing.T) {
 	}
 	create := func(trust string) (int, string) {
 		if trust != "" {
-			if err := m.PutIAMRole(IAMRole{ARN: arn, Trust: `{"Statement": [` + trust + `]}`}); err != nil {
+			if err := m.Roles.PutIAMRole(IAMRole{ARN: arn, Trust: `{"Statement": [` + trust + `]}`}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -34,8 +34,8 @@ func (m *groups) groupAt(id string) int {
 	return slices.IndexFunc(m.all, func(g Group) bool { return g.ID == id })
 }
 
-// Groups are the security groups that exist.
-func (m *groups) Groups() []Group {
+// All are the security groups that exist.
+func (m *groups) All() []Group {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -72,7 +72,7 @@ func (m *groups) describeSecurityGroups(r *request) (any, error) {
 		return nil, err
 	}
 	var all []groupInfoXML
-	for _, g := range m.Groups() {
+	for _, g := range m.All() {
 		if !wanted.match(func(name string) []string {
 			if own, ok := map[string]string{"vpc-id": g.VPC, "group-name": g.Name, "group-id": g.ID}[name]; ok {
 				return []string{own}
@@ -124,7 +124,7 @@ func (m *groups) createSecurityGroup(r *request) (any, error) {
 	if dry {
 		return nil, dryRun
 	}
-	if err := m.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(m.networks.Subnets(), func(s Subnet) bool { return s.VPC == vpc }) {
@@ -162,7 +162,7 @@ func (m *groups) mayMakeGroup(r *request, vpc string, set map[string]string) err
 // mayTouchGroup lets a call arrive that changes a group, if it is there and the policy
 // allows it.
 func (m *groups) mayTouchGroup(r *request, id string) error {
-	if err := m.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
 		return err
 	}
 	g, ok := m.group(id)
@@ -189,12 +189,12 @@ func (m *groups) deleteSecurityGroup(r *request) (any, error) {
 			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 		}
 	}
-	if slices.ContainsFunc(m.mountTargets.MountTargets(), func(t MountTarget) bool { return slices.Contains(t.Groups, id) }) {
+	if slices.ContainsFunc(m.mountTargets.All(), func(t MountTarget) bool { return slices.Contains(t.Groups, id) }) {
 		return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 	}
 	// Interfaces that outlived their instances are still members: of Kip's own group all of that Kip's.
 	g, _ := m.group(id)
-	for _, p := range m.sim.OwnedNow() {
+	for _, p := range m.sim.OwnedResources.OwnedNow() {
 		if owner := g.Tags[cloud.TagOwner]; owner != "" && p.Instance == "" && p.Tags[cloud.TagOwner] == owner {
 			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 		}

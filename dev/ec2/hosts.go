@@ -57,7 +57,7 @@ func (m *hosts) describeHosts(r *request) (any, error) {
 		return nil, err
 	}
 	var all []hostXML
-	for _, h := range m.Hosts() {
+	for _, h := range m.All() {
 		x := hostXML{
 			ID:       h.ID,
 			Owner:    m.cfg.Account,
@@ -84,8 +84,8 @@ func (m *hosts) describeHosts(r *request) (any, error) {
 	return paged(r, "hostSet", m.cfg.PageSize, all, func(x hostXML) string { return x.ID }), nil
 }
 
-// Hosts are those that there are.
-func (m *hosts) Hosts() []Host {
+// All are those that there are.
+func (m *hosts) All() []Host {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -113,7 +113,7 @@ func (m *hosts) onto(l *launch, kind string, most int) error {
 	if l.host == "" {
 		return nil
 	}
-	all := m.Hosts()
+	all := m.All()
 	n := slices.IndexFunc(all, func(h Host) bool { return h.ID == l.host })
 	if n < 0 {
 		return bad("InvalidHostID.NotFound", "The host ID '%s' does not exist", l.host)

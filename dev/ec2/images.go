@@ -40,8 +40,8 @@ type images struct {
 	all []Image
 }
 
-// Images are all that there are.
-func (m *images) Images() []Image {
+// All are those that there are.
+func (m *images) All() []Image {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -124,7 +124,7 @@ func (m *images) describeImages(r *request) (any, error) {
 // reference, "DescribeImages"; https://github.com/hashicorp/packer-plugin-amazon/issues/261.
 func (m *images) hides(i Image, ids []string, deprecated bool) bool {
 	since, err := time.Parse(time.RFC3339, i.Deprecated)
-	old := err == nil && !m.Now().Before(since)
+	old := err == nil && !m.model.Now().Before(since)
 	own := i.Owner == "self" || i.Owner == m.cfg.Account
 	return i.Withdrawn && !i.Listed || old && !own && !deprecated && !slices.Contains(ids, i.ID)
 }
@@ -161,7 +161,7 @@ func (m *images) mayUse(i Image) error {
 // Reference, "Actions, resources, and condition keys for Amazon EC2", RunInstances (image: aws:ResourceTag); EC2 User Guide, "Share an
 // AMI with specific AWS accounts".
 func (m *images) imageTags(id string) map[string]string {
-	for _, i := range m.Images() {
+	for _, i := range m.All() {
 		if i.ID == id && (i.Owner == "self" || i.Owner == m.cfg.Account) {
 			return i.Tags
 		}

@@ -29,7 +29,7 @@ func (m *instances) Fail(why StateReason, ids ...string) error {
 		m.reasons[id] = why
 	}
 	m.mu.Unlock()
-	return m.sim.Vanish(ids...)
+	return m.sim.Interrupter.Vanish(ids...)
 }
 
 // reasonOf is why one has ended.
@@ -83,10 +83,10 @@ func (m *instances) describeInstances(r *request) (any, error) {
 	if err := m.disrupted(ids, shown); err != nil {
 		return nil, err
 	}
-	if unknown := m.Unknown(ids...); len(unknown) > 0 {
+	if unknown := m.model.Unknown(ids...); len(unknown) > 0 {
 		return nil, notFound(unknown)
 	}
-	now := m.Now()
+	now := m.model.Now()
 	shown = slices.DeleteFunc(shown, func(i sim.Instance) bool {
 		if len(ids) > 0 && !slices.Contains(ids, i.ID) || !i.Ended.IsZero() && now.Sub(i.Ended) > shownFor {
 			return true
@@ -115,7 +115,7 @@ func (m *instances) describeInstances(r *request) (any, error) {
 			}
 			return tagValues(i.Tags, name)
 		})
-		return !shown || len(ids) == 0 && m.Denies(i.ID)
+		return !shown || len(ids) == 0 && m.model.Denies(i.ID)
 	})
 	some, next := page(r.form, m.cfg.PageSize, shown, func(i sim.Instance) string { return i.ID })
 	answer := describeInstancesXML{RequestID: requestID, NextToken: next}
@@ -168,11 +168,11 @@ func (m *instances) change(r *request, kind sim.Kind, to cloud.State, do func(id
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.Unknown(ids...); len(unknown) > 0 {
-		return nil, m.Arrive(r.ctx, kind, notFound(unknown), ids...)
+	if unknown := m.model.Unknown(ids...); len(unknown) > 0 {
+		return nil, m.model.Arrive(r.ctx, kind, notFound(unknown), ids...)
 	}
 	for _, id := range ids {
-		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
+		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.model.TagsOf(id))); err != nil {
 			return nil, err
 		}
 	}
@@ -191,11 +191,11 @@ func (m *instances) terminateInstances(r *request) (any, error) {
 }
 
 func (m *instances) stopInstances(r *request) (any, error) {
-	return m.change(r, sim.KindStop, cloud.Stopping, func(ids []string) cloud.Results { return m.sim.Stop(r.ctx, ids...) })
+	return m.change(r, sim.KindStop, cloud.Stopping, func(ids []string) cloud.Results { return m.sim.Stopper.Stop(r.ctx, ids...) })
 }
 
 func (m *instances) startInstances(r *request) (any, error) {
-	return m.change(r, sim.KindStart, cloud.Pending, func(ids []string) cloud.Results { return m.sim.Start(r.ctx, ids...) })
+	return m.change(r, sim.KindStart, cloud.Pending, func(ids []string) cloud.Results { return m.sim.Stopper.Start(r.ctx, ids...) })
 }
 
 type doneXML struct {
@@ -216,13 +216,13 @@ func (m *instances) getConsoleOutput(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.Unknown(id); len(unknown) > 0 {
-		return nil, m.Arrive(r.ctx, sim.KindDescribe, notFound(unknown), id)
+	if unknown := m.model.Unknown(id); len(unknown) > 0 {
+		return nil, m.model.Arrive(r.ctx, sim.KindDescribe, notFound(unknown), id)
 	}
-	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
+	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.model.TagsOf(id))); err != nil {
 		return nil, err
 	}
-	if err := m.Arrive(r.ctx, sim.KindDescribe, nil, id); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindDescribe, nil, id); err != nil {
 		return nil, err
 	}
 	text := fmt.Appendf(nil, "[    0.000000] %s is simulated\n", id)
@@ -232,5 +232,5 @@ func (m *instances) getConsoleOutput(r *request) (any, error) {
 			return nil, err
 		}
 	}
-	return consoleXML{requestID, id, wireTime(m.Now()), base64.StdEncoding.EncodeToString(text)}, nil
+	return consoleXML{requestID, id, wireTime(m.model.Now()), base64.StdEncoding.EncodeToString(text)}, nil
 }

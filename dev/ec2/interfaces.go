@@ -31,9 +31,9 @@ func (m *parts) describeNetworkInterfaces(r *request) (any, error) {
 	}
 	var all []networkInterfaceXML
 	instances := m.sim.Truth()
-	tags := m.PartTags()
+	tags := m.Tags()
 	blind, hidden := m.blindZones()
-	for _, p := range m.sim.OwnedNow() {
+	for _, p := range m.sim.OwnedResources.OwnedNow() {
 		if hidden && slices.Contains(blind, p.Zone) {
 			continue
 		}
@@ -62,19 +62,20 @@ func (m *parts) deleteNetworkInterface(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	parts := m.sim.OwnedNow()
+	parts := m.sim.OwnedResources.OwnedNow()
 	n := slices.IndexFunc(parts, func(p cloud.OwnedResource) bool { return p.ID == id })
 	switch {
 	case n < 0:
-		return nil, m.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterfaceID.NotFound",
+		return nil, m.model.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterfaceID.NotFound",
 			"The networkInterface ID '%s' does not exist", id))
 	case parts[n].Instance != "":
-		return nil, m.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
+		return nil, m.model.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterface.InUse",
+			"Network interface '%s' is currently in use", id))
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", m.PartTags()[id])); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", m.Tags()[id])); err != nil {
 		return nil, err
 	}
-	if err := m.sim.DeleteOwned(r.ctx, id).Err(); err != nil {
+	if err := m.sim.OwnedResources.DeleteOwned(r.ctx, id).Err(); err != nil {
 		return nil, err
 	}
 	return doneXML{requestID, true}, nil

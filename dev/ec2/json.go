@@ -39,7 +39,7 @@ func (m *callers) serveJSON(w http.ResponseWriter, r *http.Request, s jsonServic
 	if s.target != "" {
 		kind, forbidden = "application/x-amz-json-1.1", http.StatusBadRequest
 	}
-	body, err := m.Call(r.Context(), action, func() (_ any, err error) {
+	body, err := m.model.Call(r.Context(), action, func() (_ any, err error) {
 		call := &request{ctx: r.Context(), action: action}
 		if call.caller, err = m.callerOf(r); err != nil {
 			return nil, &apiError{forbidden, "UnrecognizedClientException", "The security token included in the request is invalid."}

@@ -29,7 +29,7 @@ func (m *launchChecks) subnet(id string) (Subnet, error) {
 
 // exists says whether what a launch names is there.
 func (m *launchChecks) exists(l *launch, image, instanceType string, groups []string) error {
-	images := m.images.Images()
+	images := m.images.All()
 	n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image })
 	if n < 0 {
 		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)

@@ -19,7 +19,7 @@ type Maintenance struct {
 
 // Maintain schedules some for an instance, in place of what was.
 func (m *announcements) Maintain(of Maintenance) error {
-	if err := m.MustLive(of.Instance); err != nil {
+	if err := m.model.MustLive(of.Instance); err != nil {
 		return err
 	}
 	m.mu.Lock()

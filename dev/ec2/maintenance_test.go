@@ -19,13 +19,13 @@ func TestInstanceStatusIsReadUnderNoLockThatEffectsTake(t *testing.T) {
 	errStuck := errors.New("an effect does not get the model's lock")
 	effect := func() error {
 		time.Sleep(2 * time.Millisecond) // in which the other calls come as far as they can
-		for tries := 0; !c.model.mu.TryLock(); tries++ {
+		for tries := 0; !c.model.base.mu.TryLock(); tries++ {
 			if tries == 2000 {
 				return errStuck
 			}
 			time.Sleep(time.Millisecond)
 		}
-		c.model.mu.Unlock()
+		c.model.base.mu.Unlock()
 		return nil
 	}
 	var describing sync.WaitGroup

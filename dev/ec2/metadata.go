@@ -61,9 +61,9 @@ type metadata struct {
 	composes bool // user data, with what others have
 }
 
-// Metadata returns the metadata service of all instances. Who asks is known by the address
+// Handler returns the metadata service of all instances. Who asks is known by the address
 // that is asked from, as on a network of EC2's, which lets nobody take another's.
-func (m *metadata) Metadata() *http.Server {
+func (m *metadata) Handler() *http.Server {
 	return &http.Server{
 		Handler:           http.HandlerFunc(m.answer),
 		ReadHeaderTimeout: metadataPatience,
@@ -120,7 +120,7 @@ func (m *metadata) token(w http.ResponseWriter, r *http.Request, instance string
 		http.Error(w, fmt.Sprintf("%s: want 1 to %d", lifetimeHeader, longestToken), http.StatusBadRequest)
 	default:
 		w.Header().Set(lifetimeHeader, strconv.Itoa(seconds))
-		_, _ = io.WriteString(w, m.sign(instance, m.Now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
+		_, _ = io.WriteString(w, m.sign(instance, m.model.Now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
 	}
 }
 
@@ -138,7 +138,7 @@ func (m *metadata) valid(token, instance string) bool {
 		return false
 	}
 	end := time.UnixMilli(int64(binary.BigEndian.Uint64(text)))
-	return hmac.Equal([]byte(token), []byte(m.sign(instance, end))) && m.Now().Before(end)
+	return hmac.Equal([]byte(token), []byte(m.sign(instance, end))) && m.model.Now().Before(end)
 }
 
 // tell answers what is known of an instance. What is not is not found.
@@ -178,9 +178,9 @@ func (m *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		said["iam/security-credentials/"] = role
 		said["iam/security-credentials/"+role] = fmt.Sprintf(`{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIA%s",`+
 			` "SecretAccessKey": "any", "Token": "any", "Expiration": %q}`, strings.ToUpper(sum(i.ID)[:16]),
-			m.Now().Add(roleLifetime).UTC().Format(time.RFC3339))
+			m.model.Now().Add(roleLifetime).UTC().Format(time.RFC3339))
 	}
-	announced := m.Announced(WayMetadata)
+	announced := m.model.Announced(WayMetadata)
 	if n := slices.IndexFunc(announced, func(a cloud.Interruption) bool { return a.InstanceID == i.ID }); n >= 0 {
 		at := announced[n].At.UTC().Format(time.RFC3339)
 		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)

@@ -30,7 +30,7 @@ func onInstance(t *testing.T, m *Model, from, method, path string, headers ...st
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := m.Metadata()
+	server := m.Metadata.Handler()
 	var conn net.Conn
 	with := server.ConnContext
 	server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -72,7 +72,7 @@ const first, second = "127.64.0.4", "127.64.0.5"
 
 func TestMetadataIsToldAsIMDSv2(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
-	c.model.cfg.Pods = netip.MustParsePrefix("127.128.0.0/10") // from which can be asked here
+	c.model.base.cfg.Pods = netip.MustParsePrefix("127.128.0.0/10") // from which can be asked here
 	if code, body := c.ask("RunInstances", run("MaxCount=2", "MetadataOptions.HttpTokens=required",
 		"MetadataOptions.HttpPutResponseHopLimit=2", "UserData="+base64.StdEncoding.EncodeToString([]byte("#cloud-config\n")))...); code != "" {
 		t.Fatal(body)
@@ -109,7 +109,7 @@ func TestMetadataIsToldAsIMDSv2(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d %q", what, status, body, tc.status, tc.body)
 		}
 	}
-	if err := c.model.Compose(Compose{On: true}); err != nil {
+	if err := c.model.Metadata.Compose(Compose{On: true}); err != nil {
 		t.Fatal(err)
 	}
 	_, composed, _ := onInstance(t, c.model, first, "GET", "/latest/user-data", tokenHeader, token)
@@ -142,7 +142,7 @@ func TestATokenEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		s := m.metadata
+		s := m.Metadata
 		token := s.sign("i-1", m.Now().Add(time.Minute))
 		if !s.valid(token, "i-1") || s.valid(token, "i-2") {
 			t.Error("want it valid for its instance alone")
@@ -261,7 +261,7 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 
 func TestAnInstanceHasTheCredentialsOfItsProfilesRole(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
-	c.model.cfg.Pods, c.model.cfg.Profiles = netip.MustParsePrefix("127.128.0.0/10"), []string{"cells"}
+	c.model.base.cfg.Pods, c.model.base.cfg.Profiles = netip.MustParsePrefix("127.128.0.0/10"), []string{"cells"}
 	if code, body := c.ask("RunInstances", run("MaxCount=1", "IamInstanceProfile.Name=nobody")...); code != "InvalidParameterValue" ||
 		!strings.Contains(body, "Invalid IAM Instance Profile name") {
 		t.Errorf("a profile that there is not: %s: %s", code, body)

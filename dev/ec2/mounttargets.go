@@ -23,8 +23,8 @@ type mountTargets struct {
 	all []MountTarget
 }
 
-// MountTargets are those that there are.
-func (m *mountTargets) MountTargets() []MountTarget {
+// All are those that there are.
+func (m *mountTargets) All() []MountTarget {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -107,7 +107,7 @@ func (m *fileSystems) createMountTarget(body io.Reader) (any, error) {
 		Subnet:     in.SubnetID,
 		IP:         fmt.Sprintf("10.255.%d.%d", m.made/250, 1+m.made%250),
 		Groups:     in.SecurityGroups,
-		Made:       m.Now(),
+		Made:       m.model.Now(),
 	}
 	m.mountTargets.all = append(m.mountTargets.all, t)
 	return m.shownMountTarget(t), nil

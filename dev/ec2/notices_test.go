@@ -80,7 +80,7 @@ func newInstanceWorld(t *testing.T, more ...string) *instanceWorld {
 	if code, body := w.ask("RunInstances", run(append(more, "MetadataOptions.HttpTokens=required")...)...); code != "" {
 		t.Fatal(body)
 	}
-	service := w.model.Metadata().Handler
+	service := w.model.Metadata.Handler().Handler
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr = first + ":1" // who asks is known by the address
 		service.ServeHTTP(rw, r)

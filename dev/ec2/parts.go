@@ -9,9 +9,9 @@ type parts struct {
 	tags map[string]map[string]string // that were written later, by ID
 }
 
-// PartTags are the tags of the root disks and network interfaces of all instances, by ID: those of the launch, each kind's own,
+// Tags are the tags of the root disks and network interfaces of all instances, by ID: those of the launch, each kind's own,
 // and those that were written later.
-func (m *parts) PartTags() map[string]map[string]string {
+func (m *parts) Tags() map[string]map[string]string {
 	all := map[string]map[string]string{}
 	for _, i := range m.sim.History() {
 		l := m.launched.launchOf(i)
@@ -35,10 +35,10 @@ func (m *parts) PartTags() map[string]map[string]string {
 func (m *parts) isPart(id string) bool {
 	for _, i := range m.sim.Truth() {
 		if id == rootVolume(i.ID) {
-			return !m.Now().Before(i.Launched.Add(m.cfg.VolumeStep))
+			return !m.model.Now().Before(i.Launched.Add(m.cfg.VolumeStep))
 		}
 	}
-	for _, p := range m.sim.OwnedNow() {
+	for _, p := range m.sim.OwnedResources.OwnedNow() {
 		if id == p.ID {
 			return true
 		}

@@ -58,7 +58,7 @@ func (m *accountPlan) rootGiB() (gib int) {
 
 // volumeGiB is how large all volumes are.
 func (m *accountPlan) volumeGiB() (gib int) {
-	for _, v := range m.volumes.Volumes() {
+	for _, v := range m.volumes.All() {
 		gib += v.GiB
 	}
 	return gib

@@ -20,7 +20,7 @@ func (m *routing) getManagedPrefixListEntries(r *request) (any, error) {
 	if err := m.may(r, "ec2:"+r.action, m.arn("prefix-list/"+id), nil); err != nil {
 		return nil, err
 	}
-	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

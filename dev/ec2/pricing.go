@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 const (
@@ -47,8 +45,8 @@ type prices struct {
 	faults PriceFaults
 }
 
-// FailPrices changes what is wrong with prices.
-func (m *prices) FailPrices(f PriceFaults) {
+// Fail changes what is wrong with prices.
+func (m *prices) Fail(f PriceFaults) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults = f
@@ -69,9 +67,8 @@ func (m *prices) servePricing(w http.ResponseWriter, r *http.Request) {
 type productsCall struct {
 	ServiceCode   string
 	FormatVersion string
-	MaxResults    int
-	NextToken     string
-	Filters       []struct{ Type, Field, Value string }
+	asks
+	Filters []struct{ Type, Field, Value string }
 }
 
 func (m *prices) getProducts(_ *request, in productsCall) (any, error) {
@@ -79,16 +76,11 @@ func (m *prices) getProducts(_ *request, in productsCall) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	size := mostPrices
 	switch {
 	case in.ServiceCode != priceService:
 		return nil, bad("InvalidParameterException", "The model has prices of %s, not of '%s'", priceService, in.ServiceCode)
 	case in.FormatVersion != "" && in.FormatVersion != priceFormat:
 		return nil, bad("InvalidParameterException", "The format version '%s' is not valid", in.FormatVersion)
-	case in.MaxResults < 0 || in.MaxResults > mostPrices:
-		return nil, bad("InvalidParameterException", "MaxResults is %d: want 1 to %d", in.MaxResults, mostPrices)
-	case in.MaxResults > 0:
-		size = in.MaxResults
 	}
 	all := slices.DeleteFunc(m.products(), func(p product) bool { return faults.Missing != "" && p.is("instanceType", faults.Missing) })
 	if !faults.Unfiltered {
@@ -99,9 +91,9 @@ func (m *prices) getProducts(_ *request, in productsCall) (any, error) {
 			all = slices.DeleteFunc(all, func(p product) bool { return !p.is(f.Field, f.Value) })
 		}
 	}
-	some, next, err := cloudmodel.PageAt(all, in.NextToken, min(size, m.cfg.PageSize))
+	some, next, err := pageOf(m.base, all, in.asks, mostPrices, "InvalidParameterException", "InvalidNextTokenException")
 	if err != nil {
-		return nil, bad("InvalidNextTokenException", "%v", err)
+		return nil, err
 	}
 	answer := map[string]any{"FormatVersion": priceFormat}
 	list := []string{}

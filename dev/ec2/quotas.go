@@ -4,8 +4,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-
-	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 const (
@@ -24,8 +22,8 @@ type quotas struct {
 	code   string // with which calls are refused
 }
 
-// FailQuotas has Service Quotas refuse each call with a code, such as TooManyRequestsException; "" ends that.
-func (m *quotas) FailQuotas(code string) {
+// Fail has Service Quotas refuse each call with a code, such as TooManyRequestsException; "" ends that.
+func (m *quotas) Fail(code string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.code = code
@@ -51,33 +49,27 @@ type quota struct {
 // quotasCall is what a call of ListServiceQuotas may have.
 type quotasCall struct {
 	ServiceCode string
-	MaxResults  int
-	NextToken   string
+	asks
 }
 
 func (m *quotas) listServiceQuotas(_ *request, in quotasCall) (any, error) {
 	m.mu.Lock()
 	code, values := m.code, m.values
 	m.mu.Unlock()
-	size := mostQuotas
 	switch {
 	case code != "":
 		return nil, bad(code, "The model refuses this call")
 	case in.ServiceCode != "ec2":
 		return nil, bad("NoSuchResourceException", "The model has quotas of ec2, not of '%s'", in.ServiceCode)
-	case in.MaxResults < 0 || in.MaxResults > mostQuotas:
-		return nil, bad("IllegalArgumentException", "MaxResults is %d: want 1 to %d", in.MaxResults, mostQuotas)
-	case in.MaxResults > 0:
-		size = in.MaxResults
 	}
 	all := []quota{}
 	for code, value := range values {
 		all = append(all, quota{"ec2", code, value})
 	}
 	slices.SortFunc(all, func(a, b quota) int { return strings.Compare(a.QuotaCode, b.QuotaCode) })
-	some, next, err := cloudmodel.PageAt(all, in.NextToken, min(size, m.cfg.PageSize))
+	some, next, err := pageOf(m.base, all, in.asks, mostQuotas, "IllegalArgumentException", "InvalidPaginationTokenException")
 	if err != nil {
-		return nil, bad("InvalidPaginationTokenException", "%v", err)
+		return nil, err
 	}
 	answer := map[string]any{"Quotas": some}
 	if next != "" {

@@ -74,7 +74,7 @@ func (m *images) registerImage(r *request) (any, error) {
 		return nil, bad("InvalidAMIName.Duplicate", "AMI name %s is already in use", i.Name)
 	}
 	m.made++
-	i.ID, i.GiB, i.Created = fmt.Sprintf("ami-%017x", m.made), cmp.Or(i.GiB, s.GiB), wireTime(m.Now())
+	i.ID, i.GiB, i.Created = fmt.Sprintf("ami-%017x", m.made), cmp.Or(i.GiB, s.GiB), wireTime(m.model.Now())
 	m.all = append(m.all, i)
 	return registerXML{requestID, i.ID}, nil
 }
@@ -96,7 +96,7 @@ func (m *images) mayRegister(r *request, i Image) error {
 			return err
 		}
 	}
-	return m.Arrive(r.ctx, sim.KindCatalogue, nil)
+	return m.model.Arrive(r.ctx, sim.KindCatalogue, nil)
 }
 
 // deregisterImage leaves the instances of the image and its snapshot alone.
@@ -106,7 +106,7 @@ func (m *images) deregisterImage(r *request) (any, error) {
 		return nil, err
 	}
 	var tags map[string]string
-	for _, i := range m.Images() {
+	for _, i := range m.All() {
 		if i.ID == id {
 			tags = i.Tags
 		}
@@ -114,7 +114,7 @@ func (m *images) deregisterImage(r *request) (any, error) {
 	if err := m.may(r, "ec2:DeregisterImage", m.publicARN("image/"+id), tagged("ResourceTag", tags)); err != nil {
 		return nil, err
 	}
-	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -138,7 +138,7 @@ func (m *images) deleteSnapshot(r *request) (any, error) {
 	if err := m.may(r, "ec2:DeleteSnapshot", m.snapshotARN(id), tagged("ResourceTag", m.snapshots.snapshotTags(id))); err != nil {
 		return nil, err
 	}
-	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
+	if err := m.model.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

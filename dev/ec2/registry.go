@@ -52,7 +52,7 @@ func (m *registry) serveRegistry(w http.ResponseWriter, r *http.Request) {
 		cloudmodel.RefuseImage(w, status, code, format, args...)
 	}
 	user, password, _ := r.BasicAuth()
-	policy, err := m.tokens.Of(password, m.Now())
+	policy, err := m.tokens.Of(password, m.model.Now())
 	if user != registryUser || err != nil {
 		refuse(http.StatusUnauthorized, "UNAUTHORIZED", "Your authorization token is unknown or has expired")
 		return

@@ -53,7 +53,7 @@ func (a *asker) pushed(to string) v1.Image {
 	if err != nil {
 		a.Fatal(err)
 	}
-	if err := a.model.Push(a.Context(), a.at, to, image); err != nil {
+	if err := a.model.Registry.Push(a.Context(), a.at, to, image); err != nil {
 		a.Fatal(err)
 	}
 	return image

@@ -53,7 +53,7 @@ func (m *reservations) describeCapacityReservations(r *request) (any, error) {
 		return nil, err
 	}
 	var all []reservedXML
-	for _, one := range m.Reservations() {
+	for _, one := range m.All() {
 		x := reservedXML{
 			ID:        one.ID,
 			Owner:     m.cfg.Account,
@@ -63,7 +63,7 @@ func (m *reservations) describeCapacityReservations(r *request) (any, error) {
 			Tenancy:   one.tenancy(),
 			Total:     one.Total,
 			Available: m.vacant(one),
-			State:     one.stateAt(m.Now()),
+			State:     one.stateAt(m.model.Now()),
 			EndType:   "unlimited",
 			Criteria:  "targeted",
 			Kind:      "default",
@@ -82,8 +82,8 @@ func (m *reservations) describeCapacityReservations(r *request) (any, error) {
 	return paged(r, "capacityReservationSet", m.cfg.PageSize, all, func(x reservedXML) string { return x.ID }), nil
 }
 
-// Reservations are those that there are.
-func (m *reservations) Reservations() []Reservation {
+// All are those that there are.
+func (m *reservations) All() []Reservation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.all)
@@ -135,7 +135,7 @@ func (m *reservations) reserve(l *launch, kind string, most int) error {
 	if l.reservation == "" {
 		return nil
 	}
-	all := m.Reservations()
+	all := m.All()
 	n := slices.IndexFunc(all, func(r Reservation) bool { return r.ID == l.reservation })
 	if n < 0 {
 		return bad("InvalidCapacityReservationId.NotFound", "The capacity reservation ID '%s' does not exist", l.reservation)
@@ -147,7 +147,7 @@ func (m *reservations) reserve(l *launch, kind string, most int) error {
 			r.ID, r.Type, r.Zone, r.tenancy())
 	case r.Block != l.block:
 		return bad("InvalidParameterCombination", "The market type capacity-block is that of Capacity Blocks, and theirs alone")
-	case r.stateAt(m.Now()) != "active" || m.vacant(r) < most || r.Block && !m.Now().Before(r.End.Add(-blockNotice)):
+	case r.stateAt(m.model.Now()) != "active" || m.vacant(r) < most || r.Block && !m.model.Now().Before(r.End.Add(-blockNotice)):
 		return bad("ReservationCapacityExceeded", "The targeted Capacity Reservation does not have enough available instance capacity "+
 			"to fulfill your request")
 	}
@@ -161,8 +161,8 @@ const blockNotice = 30 * time.Minute
 // answered: whoever looks sees it.
 func (m *reservations) endBlocks() {
 	var over []string
-	for _, r := range m.Reservations() {
-		if !r.Block || m.Now().Before(r.End.Add(-blockNotice)) {
+	for _, r := range m.All() {
+		if !r.Block || m.model.Now().Before(r.End.Add(-blockNotice)) {
 			continue
 		}
 		for _, i := range m.sim.Truth() {
@@ -172,7 +172,7 @@ func (m *reservations) endBlocks() {
 		}
 	}
 	// One that has ended meanwhile is no fault.
-	_ = m.sim.Vanish(over...)
+	_ = m.sim.Interrupter.Vanish(over...)
 }
 
 // poolOf is the sim's of a launch: reserved capacity, and that of a host, does not run out with that of others.

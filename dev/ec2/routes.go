@@ -100,7 +100,7 @@ func (m *routing) describeRouteTables(r *request) (any, error) {
 			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
 		}
 	}
-	living := m.Living()
+	living := m.model.Living()
 	m.mu.Lock()
 	given := slices.Clone(m.given)
 	m.mu.Unlock()
@@ -254,7 +254,7 @@ func (m *routing) changeRoute(r *request, kind sim.Kind, table string, change fu
 		return err
 	}
 	if !m.table(table) {
-		return m.Arrive(r.ctx, kind, bad("InvalidRouteTableID.NotFound", "The routeTable ID '%s' does not exist", table))
+		return m.model.Arrive(r.ctx, kind, bad("InvalidRouteTableID.NotFound", "The routeTable ID '%s' does not exist", table))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("route-table/"+table), nil); err != nil {
 		return err
@@ -271,10 +271,10 @@ func (m *routing) modifyInstanceAttribute(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.Unknown(id); len(unknown) > 0 {
-		return nil, m.Arrive(r.ctx, sim.KindRoute, notFound(unknown), id)
+	if unknown := m.model.Unknown(id); len(unknown) > 0 {
+		return nil, m.model.Arrive(r.ctx, sim.KindRoute, notFound(unknown), id)
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.model.TagsOf(id))); err != nil {
 		return nil, err
 	}
 	err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindRoute, IDs: []string{id}}, func() error {

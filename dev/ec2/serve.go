@@ -51,19 +51,19 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	below := func(path string) bool { return r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/") }
 	switch target := r.Header.Get("X-Amz-Target"); {
 	case strings.HasPrefix(r.URL.Path, cloudmodel.ImagesPath):
-		m.registry.serveRegistry(w, r)
+		m.Registry.serveRegistry(w, r)
 	case below(snapshotsPath):
-		m.snapshots.serveEBS(w, r)
+		m.Snapshots.serveEBS(w, r)
 	case below(clustersPath):
 		m.eks.serveEKS(w, r)
 	case below(efsPath):
-		m.fileSystems.serveEFS(w, r)
+		m.FileSystems.serveEFS(w, r)
 	case strings.HasPrefix(target, ecrTarget):
-		m.registry.serveECR(w, r)
+		m.Registry.serveECR(w, r)
 	case strings.HasPrefix(target, pricingTarget):
-		m.prices.servePricing(w, r)
+		m.Prices.servePricing(w, r)
 	case strings.HasPrefix(target, quotasTarget):
-		m.quotas.serveQuotas(w, r)
+		m.Quotas.serveQuotas(w, r)
 	default:
 		m.queries.serveQuery(w, r)
 	}

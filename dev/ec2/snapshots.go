@@ -30,8 +30,8 @@ type snapshots struct {
 	byID map[string]*Snapshot
 }
 
-// Snapshots are all that there are, by ID.
-func (m *snapshots) Snapshots() map[string]Snapshot {
+// All are those that there are, by ID.
+func (m *snapshots) All() map[string]Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := map[string]Snapshot{}
@@ -59,7 +59,7 @@ func (m *snapshots) writable(id string) (*Snapshot, error) {
 
 // age cancels a snapshot that nobody has written for too long.
 func (m *snapshots) age(s *Snapshot) {
-	if s.State == "pending" && !s.sealed && m.Now().Sub(s.written) > s.timeout {
+	if s.State == "pending" && !s.sealed && m.model.Now().Sub(s.written) > s.timeout {
 		s.State = "error"
 	}
 }

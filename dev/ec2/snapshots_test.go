@@ -194,7 +194,7 @@ func TestASnapshotIsWrittenAsTheReferenceSays(t *testing.T) {
 	if code, _ := c.ask("DeleteSnapshot", "SnapshotId="+id); code != "InvalidSnapshot.InUse" {
 		t.Errorf("deleted below its image: %q", code)
 	}
-	for _, i := range c.model.Images() {
+	for _, i := range c.model.Images.All() {
 		if i.Snapshot == id {
 			if code, _ := c.ask("DeregisterImage", "ImageId="+i.ID); code != "" {
 				t.Errorf("deregistered: %q", code)
@@ -223,7 +223,7 @@ func TestASnapshotThatNobodyWritesIsCancelled(t *testing.T) {
 		}
 	}
 	clock.Step(11 * time.Minute)
-	if kind := c.put(id, "0", block, nil); kind != "ValidationException" || c.model.Snapshots()[id].State != "error" {
-		t.Errorf("written too late: %q, it is %s", kind, c.model.Snapshots()[id].State)
+	if kind := c.put(id, "0", block, nil); kind != "ValidationException" || c.model.Snapshots.All()[id].State != "error" {
+		t.Errorf("written too late: %q, it is %s", kind, c.model.Snapshots.All()[id].State)
 	}
 }

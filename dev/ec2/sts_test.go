@@ -71,7 +71,7 @@ func newAsker(t *testing.T) *asker {
 		server.Close()
 	})
 	for _, repository := range []string{"a/b", "c", "secret"} {
-		if err := a.model.Push(t.Context(), a.at, repository+":1", empty.Image); err != nil {
+		if err := a.model.Registry.Push(t.Context(), a.at, repository+":1", empty.Image); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,8 +28,8 @@ func (m *tagging) createTags(r *request) (any, error) {
 			instances = append(instances, id)
 		}
 	}
-	if unknown := m.Unknown(instances...); len(unknown) > 0 {
-		return nil, m.Arrive(r.ctx, sim.KindTag, notFound(unknown), instances...)
+	if unknown := m.model.Unknown(instances...); len(unknown) > 0 {
+		return nil, m.model.Arrive(r.ctx, sim.KindTag, notFound(unknown), instances...)
 	}
 	for _, id := range ids {
 		kind, has, unknown := m.taggable(id)
@@ -46,7 +46,7 @@ func (m *tagging) createTags(r *request) (any, error) {
 	for _, id := range instances {
 		taggings = append(taggings, cloud.Tagging{ID: id, Tags: set})
 	}
-	if err := m.sim.Tag(r.ctx, taggings...).Err(); err != nil {
+	if err := m.sim.Tagger.Tag(r.ctx, taggings...).Err(); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -66,7 +66,7 @@ func (m *tagging) createTags(r *request) (any, error) {
 func (m *tagging) taggable(id string) (kind string, has map[string]string, err error) {
 	switch prefix, _, _ := strings.Cut(id, "-"); prefix {
 	case "i":
-		return "instance", m.TagsOf(id), nil
+		return "instance", m.model.TagsOf(id), nil
 	case "sg":
 		g, there := m.groups.group(id)
 		if !there {
@@ -77,12 +77,12 @@ func (m *tagging) taggable(id string) (kind string, has map[string]string, err e
 		if !m.parts.isPart(id) {
 			return "volume", nil, bad("InvalidVolume.NotFound", "The volume '%s' does not exist.", id)
 		}
-		return "volume", m.parts.PartTags()[id], nil
+		return "volume", m.parts.Tags()[id], nil
 	case "eni":
 		if !m.parts.isPart(id) {
 			return "", nil, bad("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 		}
-		return "network-interface", m.parts.PartTags()[id], nil
+		return "network-interface", m.parts.Tags()[id], nil
 	}
 	return "", nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances, their root disks and interfaces, and groups", id)
 }

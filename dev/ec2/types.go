@@ -143,7 +143,7 @@ func (m *instanceTypes) describeSpotPriceHistory(r *request) (any, error) {
 	var all []spotPriceXML
 	if len(products) == 0 || slices.Contains(products, product) {
 		m.offered(true, func(t catalog.InstanceType, o catalog.PurchaseOption) {
-			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.Now())})
+			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.model.Now())})
 		})
 	}
 	return paged(r, "spotPriceHistorySet", m.cfg.PageSize, all, func(p spotPriceXML) string { return p.Type + " " + p.Zone }), nil

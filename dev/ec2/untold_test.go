@@ -49,7 +49,7 @@ func TestAnInterfaceOutlivesItsInstanceWhereItIsToStay(t *testing.T) {
 		if of := all.Interfaces[len(all.Interfaces)-1]; of.Instance != id {
 			t.Errorf("instance %s has no interface: the last is %+v", id, of)
 		}
-		if err := c.model.Machines().Vanish(id); err != nil {
+		if err := c.model.Machines().Interrupter.Vanish(id); err != nil {
 			t.Fatal(err)
 		}
 		if left := c.state().Interfaces; len(left) != 1 || left[0].Instance != "" || left[0].ID == interfaceID(id) != stay {

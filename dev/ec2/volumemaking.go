@@ -60,7 +60,7 @@ func (m *volumeMaking) createVolume(r *request) (any, error) {
 		return nil, err
 	}
 	if !slices.ContainsFunc(m.networks.Subnets(), func(s Subnet) bool { return s.Zone == v.Zone }) {
-		return nil, m.Arrive(r.ctx, sim.KindCreateDisk, bad("InvalidZone.NotFound", "The zone '%s' does not exist.", v.Zone))
+		return nil, m.model.Arrive(r.ctx, sim.KindCreateDisk, bad("InvalidZone.NotFound", "The zone '%s' does not exist.", v.Zone))
 	}
 	if err := m.mayMakeVolume(r, v.Tags); err != nil {
 		return nil, err

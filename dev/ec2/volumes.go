@@ -64,15 +64,15 @@ type volumes struct {
 	fate   Fate      // of those that are made
 }
 
-// FailVolumes lets the volumes that are made from now on have a fate.
-func (m *volumes) FailVolumes(fate Fate) {
+// Fail lets the volumes that are made from now on have a fate.
+func (m *volumes) Fail(fate Fate) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fate = fate
 }
 
-// AgeVolumes lets the volumes that there are have been made earlier by d.
-func (m *volumes) AgeVolumes(d time.Duration) {
+// Age lets the volumes that there are have been made earlier by d.
+func (m *volumes) Age(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, v := range m.all {
@@ -105,9 +105,9 @@ func (v *volume) leaving(now time.Time, step time.Duration) bool {
 	return v.left != "" && now.Before(v.detached.Add(step))
 }
 
-// Volumes are those that exist, as they truly are.
-func (m *volumes) Volumes() (all []Volume) {
-	living := m.Living()
+// All are those that exist, as they truly are.
+func (m *volumes) All() (all []Volume) {
+	living := m.model.Living()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free(living)
@@ -121,8 +121,8 @@ func (m *volumes) Volumes() (all []Volume) {
 	return all
 }
 
-// AddVolume makes a volume that somebody else has made, such as a driver of Kubernetes'.
-func (m *volumes) AddVolume(v Volume) (id string) {
+// Add makes a volume that somebody else has made, such as a driver of Kubernetes'.
+func (m *volumes) Add(v Volume) (id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.addVolume(&volume{Volume: v})
@@ -146,9 +146,9 @@ func (m *volumes) ForgetTokens() {
 	}
 }
 
-// HideVolumes has descriptions show none of what there is, as they may for a while, or all of
+// Hide has descriptions show none of what there is, as they may for a while, or all of
 // it again.
-func (m *volumes) HideVolumes(hide bool) {
+func (m *volumes) Hide(hide bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hidden = hide
@@ -165,7 +165,7 @@ func (m *volumes) free(living map[string]sim.Instance) {
 
 // touch lets a call about volumes arrive. Its effect has mu, and knows which instances there are.
 func (m *volumes) touch(r *request, kind sim.Kind, effect func(now time.Time, living map[string]sim.Instance) error) error {
-	now := m.Now()
+	now := m.model.Now()
 	return m.take(r, kind, func(living map[string]sim.Instance) error {
 		m.free(living)
 		return effect(now, living)

@@ -108,8 +108,8 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 	if code, body := c.ask("TerminateInstances", "InstanceId.1="+here); code != "" {
 		t.Fatal(code, body)
 	}
-	if got := c.status(taken); got != "available" || len(c.model.Volumes()) != 3 {
-		t.Errorf("of an instance that has ended: %s, %+v", got, c.model.Volumes())
+	if got := c.status(taken); got != "available" || len(c.model.Volumes.All()) != 3 {
+		t.Errorf("of an instance that has ended: %s, %+v", got, c.model.Volumes.All())
 	}
 }
 
@@ -224,7 +224,7 @@ func (d *disksBehind) Grow(_ context.Context, v cloudmodel.Disk) error {
 func TestWhatStandsBehindAVolumeFollowsItsCalls(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	disks := &disksBehind{}
-	c.model.cfg.Disks = disks
+	c.model.base.cfg.Disks = disks
 	instance, id := c.idOf(c.ask("RunInstances", run()...)), c.volume()
 	attach := []string{"VolumeId=" + id, "InstanceId=" + instance, "Device=/dev/sdf"}
 	disks.failWith(errors.New("the machine is away"))
@@ -262,7 +262,7 @@ func TestAVolumeThatIsDeletedKeepsItsToken(t *testing.T) {
 	if again := c.volume("ClientToken=a"); again != id || c.status(id) != "InvalidVolume.NotFound" {
 		t.Errorf("made %s, then %s, which is %s", id, again, c.status(id))
 	}
-	c.model.ForgetTokens()
+	c.model.Volumes.ForgetTokens()
 	if again := c.volume("ClientToken=a"); again == id {
 		t.Error("a token that was forgotten is known")
 	}

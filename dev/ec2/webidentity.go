@@ -64,7 +64,7 @@ var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, j
 
 // identify finds who issued a token and for whom. Errors are those of STS' API reference.
 func (m *stsService) identify(ctx context.Context, token string) (cloudmodel.Provider, jwt.Claims, error) {
-	by, claims, err := cloudmodel.Identify(ctx, token, m.cfg.Providers, algorithms, m.Now())
+	by, claims, err := cloudmodel.Identify(ctx, token, m.cfg.Providers, algorithms, m.model.Now())
 	switch {
 	case errors.Is(err, cloudmodel.ErrNoKeys):
 		err = bad("IDPCommunicationError", "Couldn't retrieve verification key from your identity provider: %v", err)

@@ -51,7 +51,7 @@ func newIssuing(t *testing.T) *issuing {
 		t.Fatal(err)
 	}
 	i := &issuing{asker: newAsker(t), key: key}
-	i.model.cfg.Providers = []cloudmodel.Provider{{
+	i.model.base.cfg.Providers = []cloudmodel.Provider{{
 		Issuer:    issuer,
 		Audiences: []string{audience},
 		Keys: func(context.Context) (*jose.JSONWebKeySet, error) {
@@ -59,7 +59,7 @@ func newIssuing(t *testing.T) *issuing {
 		},
 	}}
 	provider := strings.TrimPrefix(issuer, "https://")
-	if err := i.model.PutRole(Role{ARN: podsRole, Policy: []byte(podsPolicy), Trust: []byte(trusting(provider, account))}); err != nil {
+	if err := i.model.Roles.PutRole(Role{ARN: podsRole, Policy: []byte(podsPolicy), Trust: []byte(trusting(provider, account))}); err != nil {
 		t.Fatal(err)
 	}
 	return i
@@ -198,7 +198,7 @@ func TestARoleIsRefusedWithWhatIsWrongWithIt(t *testing.T) {
 		"a trust":         {podsRole, podsPolicy, strings.Replace(trust, "Federated", "AWS", 1), "the field Trust"},
 		"a trust of all":  {podsRole, podsPolicy, strings.Replace(trust, `"Principal"`, `"Resource"`, 1), "the field Trust"},
 	} {
-		err := i.model.PutRole(Role{ARN: one.arn, Policy: []byte(one.policy), Trust: []byte(one.trust)})
+		err := i.model.Roles.PutRole(Role{ARN: one.arn, Policy: []byte(one.policy), Trust: []byte(one.trust)})
 		if got := fmt.Sprint(err); !strings.Contains(got, one.want) {
 			t.Errorf("%s: %s, want %s", name, got, one.want)
 		}

@@ -112,30 +112,31 @@ func (r *run) start(ctx context.Context) error {
 		return err
 	}
 	if !r.Stack.Virtual() {
-		if err := phase("building the root of the cells", r.stack.BuildCellRoot); err != nil {
+		if err := phase("building the root of the cells", r.stack.Roots.BuildCellRoot); err != nil {
 			return err
 		}
 	}
 	if r.Stack.Nodes > 0 {
-		if err := phase("building the root of ordinary nodes", r.stack.BuildNodeRoot); err != nil {
+		if err := phase("building the root of ordinary nodes", r.stack.Roots.BuildNodeRoot); err != nil {
 			return err
 		}
 	}
-	if err := phase("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and CoreDNS", r.stack.StartCluster); err != nil {
+	err := phase("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and CoreDNS", r.stack.ControlPlane.StartCluster)
+	if err != nil {
 		return err
 	}
-	if err := phase("starting the registry, with image busybox:1.36", r.stack.StartRegistry); err != nil {
+	if err := phase("starting the registry, with image busybox:1.36", r.stack.Images.StartRegistry); err != nil {
 		return err
 	}
 	if r.Stack.EC2() {
-		if err := phase("starting a model of EC2, with cells behind its instances", r.stack.StartCloud); err != nil {
+		if err := phase("starting a model of EC2, with cells behind its instances", r.stack.Model.StartCloud); err != nil {
 			return err
 		}
 	}
 	if r.Stack.Chart != "" {
 		return r.install(phase)
 	}
-	if _, err := r.stack.WriteProviderConfig(); err != nil {
+	if _, err := r.stack.Processes.WriteProviderConfig(); err != nil {
 		return err
 	}
 	what := fmt.Sprintf("starting Kip, until node %s is Ready", r.stack.FirstNode())
@@ -143,43 +144,43 @@ func (r *run) start(ctx context.Context) error {
 		what = fmt.Sprintf("starting Kip and ordinary nodes, until node %s and %d more are Ready", r.stack.FirstNode(), r.Stack.Nodes)
 	}
 	return phase(what, func(ctx context.Context) error {
-		if err := errors.Join(r.stack.StartKip(), r.stack.StartPeers()); err != nil {
+		if err := errors.Join(r.stack.Processes.StartKip(), r.stack.Processes.StartPeers()); err != nil {
 			return err
 		}
-		if err := r.stack.StartNodes(ctx); err != nil {
+		if err := r.stack.Nodes.StartNodes(ctx); err != nil {
 			return err
 		}
-		if err := r.stack.NodeReady(ctx); err != nil {
+		if err := r.stack.Processes.NodeReady(ctx); err != nil {
 			return err
 		}
-		if err := r.stack.NodesReady(ctx); err != nil {
+		if err := r.stack.Nodes.NodesReady(ctx); err != nil {
 			return err
 		}
-		if err := r.stack.StartProxy(ctx); err != nil {
+		if err := r.stack.Proxy.StartProxy(ctx); err != nil {
 			return err
 		}
-		return r.stack.DNSReady(ctx)
+		return r.stack.ControlPlane.DNSReady(ctx)
 	})
 }
 
 // install starts ordinary nodes, and Kip as a pod of one.
 func (r *run) install(phase func(string, func(context.Context) error) error) error {
 	if err := phase(fmt.Sprintf("starting ordinary nodes, until %d are Ready", r.Stack.Nodes), func(ctx context.Context) error {
-		if err := r.stack.StartNodes(ctx); err != nil {
+		if err := r.stack.Nodes.StartNodes(ctx); err != nil {
 			return err
 		}
-		if err := r.stack.NodesReady(ctx); err != nil {
+		if err := r.stack.Nodes.NodesReady(ctx); err != nil {
 			return err
 		}
-		return r.stack.DNSReady(ctx)
+		return r.stack.ControlPlane.DNSReady(ctx)
 	}); err != nil {
 		return err
 	}
 	return phase("installing Kip by its chart, until node "+r.stack.FirstNode()+" is Ready", func(ctx context.Context) error {
-		if err := r.stack.Install(ctx); err != nil {
+		if err := r.stack.Installation.Install(ctx); err != nil {
 			return err
 		}
-		return r.stack.NodeReady(ctx)
+		return r.stack.Processes.NodeReady(ctx)
 	})
 }
 
@@ -203,7 +204,7 @@ func (r *run) example(ctx context.Context, began time.Time) (story.Outcome, erro
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	fmt.Fprintf(r.Out, "\nkubectl apply -f examples/hello.yaml\n")
-	if _, err := manifest.Apply(ctx, r.stack.Cluster.AdminConfig(), "kip-dev", examples.Hello); err != nil {
+	if _, err := manifest.Apply(ctx, r.stack.ControlPlane.Cluster.AdminConfig(), "kip-dev", examples.Hello); err != nil {
 		return story.Outcome{}, err
 	}
 	outcome, err := r.stack.FollowJob(ctx, exampleNamespace, exampleJob, began,
@@ -213,7 +214,7 @@ func (r *run) example(ctx context.Context, began time.Time) (story.Outcome, erro
 		return outcome, err
 	}
 	// The cell is gone: this is what Kip kept of it.
-	log, err := r.stack.PodLog(ctx, outcome.Namespace, outcome.Pod, outcome.Container)
+	log, err := r.stack.Jobs.PodLog(ctx, outcome.Namespace, outcome.Pod, outcome.Container)
 	if err != nil {
 		return outcome, err
 	}
@@ -235,11 +236,11 @@ func (r *run) hints() {
 	if _, err := exec.LookPath(kubectl); err != nil {
 		kubectl = filepath.Join(r.Stack.Bin, "kubectl")
 	}
-	config := relative(r.stack.Cluster.AdminKubeconfig())
+	config := relative(r.stack.ControlPlane.Cluster.AdminKubeconfig())
 	if r.Stack.Chart != "" {
 		kipLog = fmt.Sprintf("%s --kubeconfig %s logs -n %s %s-0", kubectl, config, stack.Namespace, stack.Release)
 	}
-	if r.stack.EC2() != "" {
+	if r.stack.Model.EC2() != "" {
 		r.hintsOfEC2(kubectl, config)
 	}
 	fmt.Fprintf(r.Out, `Kip is up. In another terminal:
@@ -247,7 +248,7 @@ func (r *run) hints() {
   %[1]s --kubeconfig %[2]s run shell -it --rm --image busybox:1.36 --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
   %[3]s get cells --kubeconfig %[2]s
 Logs: %[4]s, %[5]s. Ctrl-C ends it all.
-`, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), kipLog, relative(r.stack.Cluster.LogFile()))
+`, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), kipLog, relative(r.stack.ControlPlane.Cluster.LogFile()))
 	if r.stack.Approves() {
 		fmt.Fprintln(r.Out, "kip-dev approves Kip's certificate requests, as you would in your cluster: kubectl certificate approve NAME")
 	}
@@ -264,7 +265,7 @@ A spot cell, and its notice, once it runs:
 A pod whose image is in its ECR, which needs no pull secret:
   %[2]s --kubeconfig %[3]s run private -it --rm --image %[5]s --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
 Something goes wrong there, by the name of what, as in the line with curl:
-`, r.stack.EC2(), kubectl, config, r.stack.Orders(), r.stack.PrivateImage())
+`, r.stack.Model.EC2(), kubectl, config, r.stack.Model.Orders(), r.stack.Model.PrivateImage())
 	for _, o := range ec2.Orders() {
 		fmt.Fprintf(r.Out, "  %-9s  %s\n             %s\n", o.Name, o.Does, o.JSON)
 	}
@@ -273,23 +274,23 @@ Something goes wrong there, by the name of what, as in the line with curl:
 // showLogs shows the last lines of what ran when something failed.
 func (r *run) showLogs() {
 	logs := []string{}
-	if r.stack.Cluster != nil && r.stack.Kip == nil {
-		logs = append(logs, r.stack.Cluster.LogFile())
+	if r.stack.ControlPlane.Cluster != nil && r.stack.Processes.Kip == nil {
+		logs = append(logs, r.stack.ControlPlane.Cluster.LogFile())
 	}
-	if r.stack.Kip != nil {
+	if r.stack.Processes.Kip != nil {
 		logs = append(logs, r.stack.KipLog())
 	}
-	if r.stack.DNS != nil {
+	if r.stack.ControlPlane.DNS != nil {
 		select {
-		case <-r.stack.DNS.Done():
-			logs = append(logs, r.stack.DNSLog())
+		case <-r.stack.ControlPlane.DNS.Done():
+			logs = append(logs, r.stack.ControlPlane.DNSLog())
 		default:
 		}
 	}
-	if r.Stack.Chart != "" && r.stack.Cluster != nil {
+	if r.Stack.Chart != "" && r.stack.ControlPlane.Cluster != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), logTimeout)
 		defer cancel()
-		fmt.Fprintf(r.Out, "the last lines of Kip's log:\n%s\n", stack.LastLines(r.stack.InstalledLog(ctx), logLines))
+		fmt.Fprintf(r.Out, "the last lines of Kip's log:\n%s\n", stack.LastLines(r.stack.Installation.InstalledLog(ctx), logLines))
 	}
 	for _, log := range logs {
 		fmt.Fprintf(r.Out, "the last lines of %s:\n%s\n", relative(log), stack.Tail(log, logLines))

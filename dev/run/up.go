@@ -75,30 +75,31 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 func (r *run) steps(o UpOptions) []func(context.Context) error {
 	s := r.stack
 	if o.ClusterOnly && o.Stack.Nodes == 0 {
-		return []func(context.Context) error{r.clean, s.StartCluster, s.DNSReady}
+		return []func(context.Context) error{r.clean, s.ControlPlane.StartCluster, s.ControlPlane.DNSReady}
 	}
-	steps := []func(context.Context) error{r.clean, s.StartCluster, s.StartRegistry}
+	steps := []func(context.Context) error{r.clean, s.ControlPlane.StartCluster, s.Images.StartRegistry}
 	if !o.ClusterOnly || o.Stack.EKS {
-		steps = append(steps, s.BuildCellRoot, s.StartCloud)
+		steps = append(steps, s.Roots.BuildCellRoot, s.Model.StartCloud)
 	}
 	if !o.ClusterOnly {
 		steps = append(steps, func(context.Context) error {
-			_, err := s.WriteProviderConfig()
+			_, err := s.Processes.WriteProviderConfig()
 			return err
 		})
 	}
-	return append(steps, s.BuildNodeRoot, s.StartNodes, s.NodesReady, s.DNSReady)
+	return append(steps, s.Roots.BuildNodeRoot, s.Nodes.StartNodes, s.Nodes.NodesReady, s.ControlPlane.DNSReady)
 }
 
 func (r *run) ready(o UpOptions, took time.Duration) error {
-	line := fmt.Sprintf("READY kubeconfig=%s kip-kubeconfig=%s", r.stack.Cluster.AdminKubeconfig(), r.stack.Cluster.KipKubeconfig())
-	if r.stack.Registry != nil {
-		line += " registry=" + r.stack.Registry.Address()
+	cluster := r.stack.ControlPlane.Cluster
+	line := fmt.Sprintf("READY kubeconfig=%s kip-kubeconfig=%s", cluster.AdminKubeconfig(), cluster.KipKubeconfig())
+	if r.stack.Images.Registry != nil {
+		line += " registry=" + r.stack.Images.Registry.Address()
 	}
-	if r.stack.Kip != nil {
+	if r.stack.Processes.Kip != nil {
 		line += " kip=" + r.stack.KipRecord()
 	}
-	for _, endpoint := range r.stack.Endpoints() {
+	for _, endpoint := range r.stack.Model.Endpoints() {
 		line += " " + endpoint
 	}
 	fmt.Fprintf(o.Out, "%s\n", line)
@@ -128,12 +129,12 @@ func (r *run) keep(ctx context.Context, o UpOptions) error {
 		case <-o.Kill:
 			stop()
 			<-failed // what follows is no failure
-			err = r.stack.KillKip()
+			err = r.stack.Processes.KillKip()
 		case <-o.StartKip:
 			stop()
 			<-failed
-			if r.stack.Kip == nil {
-				err = r.stack.StartKip()
+			if r.stack.Processes.Kip == nil {
+				err = r.stack.Processes.StartKip()
 			}
 		}
 		stop()

@@ -34,7 +34,7 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 	defer stop()
 	// Everything that is observed is told by one goroutine, this one.
 	observed := make(chan func(*story.Story))
-	end, err := s.jobs.observe(ctx, namespace, job, func(f func(*story.Story)) {
+	end, err := s.Jobs.observe(ctx, namespace, job, func(f func(*story.Story)) {
 		select {
 		case observed <- f:
 		case <-ctx.Done():

@@ -17,11 +17,11 @@ import (
 // Leftovers names what is on this machine of a stack in this folder, when none
 // should run: processes, cgroups, network devices, mounts.
 func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
-	clouds, err := s.processes.peerClouds()
+	clouds, err := s.Processes.peerClouds()
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
-	found, err := s.proxying.proxyLeftovers(ctx)
+	found, err := s.Proxy.proxyLeftovers(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
@@ -37,7 +37,7 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	for _, r := range rules {
 		found = append(found, fmt.Sprintf("routing rule %d of bridge %s", r.Priority, r.IifName))
 	}
-	for _, c := range append(clouds, s.cloud(), s.nodes.nodesCloud()) {
+	for _, c := range append(clouds, s.cloud(), s.Nodes.nodesCloud()) {
 		left, err := local.Leftovers(ctx, c)
 		virtual, virtualErr := qemu.Leftovers(ctx, qemu.Config{Config: c.Config})
 		if err := errors.Join(err, virtualErr); err != nil {

@@ -109,17 +109,17 @@ func (l *lab) stack(i int) *Stack {
 
 func (l *lab) start(s *Stack) {
 	l.Helper()
-	if err := s.masquerade(l.Context()); err != nil {
+	if err := s.masquerading.masquerade(l.Context()); err != nil {
 		l.Fatal(err)
 	}
 }
 
 func (l *lab) stop(s *Stack) {
 	l.Helper()
-	if err := s.stopMasquerade(l.Context()); err != nil {
+	if err := s.masquerading.stopMasquerade(l.Context()); err != nil {
 		l.Fatal(err)
 	}
-	if left, err := s.masqueradeLeftovers(); err != nil || len(left) > 0 {
+	if left, err := s.masquerading.masqueradeLeftovers(); err != nil || len(left) > 0 {
 		l.Errorf("after the end there are %q (%v)", left, err)
 	}
 }
@@ -140,7 +140,8 @@ func TestCellsReachTheInternetAndNobodyThereReachesThem(t *testing.T) {
 	for i, address := range []string{"10.110.0.2", "10.111.0.2"} {
 		l.cannotReach(l.internet, l.cells[i], address)
 	}
-	if left, err := s.masqueradeLeftovers(); err != nil || len(left) != 1 || !strings.Contains(left[0], s.masqueradeTable()) {
+	left, err := s.masquerading.masqueradeLeftovers()
+	if err != nil || len(left) != 1 || !strings.Contains(left[0], s.masquerading.masqueradeTable()) {
 		t.Errorf("a run that was killed leaves %q (%v), want its table", left, err)
 	}
 	l.stop(s)
@@ -173,10 +174,10 @@ func TestOnAMachineWithoutInternetNothingIsMasqueraded(t *testing.T) {
 	l := newLab(t)
 	l.Run("ip route delete default")
 	s := l.stack(0)
-	if err := s.masquerade(t.Context()); !errors.Is(err, errNoUplink) {
+	if err := s.masquerading.masquerade(t.Context()); !errors.Is(err, errNoUplink) {
 		t.Errorf("without a default route: %v", err)
 	}
-	if left, err := s.masqueradeLeftovers(); err != nil || len(left) > 0 {
+	if left, err := s.masquerading.masqueradeLeftovers(); err != nil || len(left) > 0 {
 		t.Errorf("there are %q (%v)", left, err)
 	}
 }
@@ -190,7 +191,7 @@ func TestAMachineWhoseForwardingCannotBeChangedRunsAllTheSame(t *testing.T) {
 			var logged bytes.Buffer
 			s := l.stack(0)
 			s.opts.Log = slog.New(slog.NewTextHandler(&logged, nil))
-			s.startMasquerade(t.Context())
+			s.masquerading.startMasquerade(t.Context())
 			const warning = "pods reach no address beyond the bridge"
 			if said := logged.String(); !strings.Contains(said, warning) || !strings.Contains(said, readOnly+"/") {
 				t.Errorf("the warnings are %q", said)

@@ -29,7 +29,7 @@ func TestEachOrdinaryNodeHasAPodNetworkOfItsOwn(t *testing.T) {
 func TestKipIsInThePodNetworksOfOrdinaryNodesOrAtTheirAddresses(t *testing.T) {
 	s := wire(&site{opts: Options{State: "/var/lib/kip", Bridge: "kip0", CellRoot: "/var/lib/kip/cell-root", Nodes: 2},
 		kips: []*kip{{cidr: netip.MustParsePrefix("10.110.0.0/16")}}})
-	sources, err := s.kipSources()
+	sources, err := s.Nodes.kipSources()
 	const want = "[10.110.248.0/24 10.110.120.0/32 10.110.249.0/24 10.110.120.1/32]"
 	if got := fmt.Sprint(sources); err != nil || got != want {
 		t.Errorf("%s, %v; want %s", got, err, want)

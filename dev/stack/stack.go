@@ -23,32 +23,32 @@ type Stack struct {
 	*site
 	lock *Lock
 
-	*controlPlane
-	*masquerading
-	*images
-	*roots
-	*nodes
-	*model
-	*processes
-	*proxying
-	*installing
-	*jobs
+	ControlPlane *controlPlane
+	masquerading *masquerading
+	Images       *images
+	Roots        *roots
+	Nodes        *nodes
+	Model        *model
+	Processes    *processes
+	Proxy        *proxying
+	Installation *installing
+	Jobs         *jobs
 }
 
 // wire makes the parts, each of those that it depends on.
 func wire(at *site) *Stack {
 	s := &Stack{site: at}
 	s.masquerading = &masquerading{at}
-	s.controlPlane = &controlPlane{site: at, masquerading: s.masquerading}
-	s.images = &images{site: at}
-	s.roots = &roots{at}
-	s.nodes = &nodes{site: at, controlPlane: s.controlPlane, images: s.images, roots: s.roots}
-	s.model = &model{site: at, controlPlane: s.controlPlane, images: s.images, nodes: s.nodes}
-	configuring := &configuring{site: at, images: s.images, model: s.model}
-	s.processes = &processes{site: at, controlPlane: s.controlPlane, model: s.model, configuring: configuring}
-	s.proxying = &proxying{site: at, controlPlane: s.controlPlane}
-	s.installing = &installing{site: at, controlPlane: s.controlPlane, configuring: configuring}
-	s.jobs = &jobs{site: at, controlPlane: s.controlPlane}
+	s.ControlPlane = &controlPlane{site: at, masquerading: s.masquerading}
+	s.Images = &images{site: at}
+	s.Roots = &roots{at}
+	s.Nodes = &nodes{site: at, controlPlane: s.ControlPlane, images: s.Images, roots: s.Roots}
+	s.Model = &model{site: at, controlPlane: s.ControlPlane, images: s.Images, nodes: s.Nodes}
+	configuring := &configuring{site: at, images: s.Images, model: s.Model}
+	s.Processes = &processes{site: at, controlPlane: s.ControlPlane, model: s.Model, configuring: configuring}
+	s.Proxy = &proxying{site: at, controlPlane: s.ControlPlane}
+	s.Installation = &installing{site: at, controlPlane: s.ControlPlane, configuring: configuring}
+	s.Jobs = &jobs{site: at, controlPlane: s.ControlPlane}
 	return s
 }
 
@@ -108,7 +108,7 @@ func Open(o Options) (*Stack, error) {
 		return nil, fmt.Errorf("--nodes %d: want the number of ordinary nodes, from 0", o.Nodes)
 	}
 	if o.Nodes > 0 {
-		if _, err := podCIDR(s.nodesCloud(), o.Nodes-1); err != nil {
+		if _, err := podCIDR(s.Nodes.nodesCloud(), o.Nodes-1); err != nil {
 			return nil, err
 		}
 	}
@@ -143,11 +143,11 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := errors.Join(s.masquerading.stopMasquerade(ctx), s.proxying.stopProxy(ctx), s.nodes.stopNodes(ctx),
+	if err := errors.Join(s.masquerading.stopMasquerade(ctx), s.Proxy.stopProxy(ctx), s.Nodes.stopNodes(ctx),
 		hardware.Unplug(s.opts.Bridge)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	if err := errors.Join(s.processes.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
+	if err := errors.Join(s.Processes.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := s.removeState(); err != nil {
@@ -157,7 +157,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	for _, log := range append(logs, s.KipLog(), s.controlPlane.DNSLog(), s.proxying.ProxyLog(), s.path("control-plane.log")) {
+	for _, log := range append(logs, s.KipLog(), s.ControlPlane.DNSLog(), s.Proxy.ProxyLog(), s.path("control-plane.log")) {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return found, fmt.Errorf("remove an earlier run's log: %w", err)
 		}
@@ -174,7 +174,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 
 // destroyClouds ends and removes all machines and bridges.
 func (s *Stack) destroyClouds(ctx context.Context) error {
-	clouds, err := s.processes.peerClouds()
+	clouds, err := s.Processes.peerClouds()
 	errs := []error{err}
 	for _, c := range append(clouds, s.cloud()) {
 		// An earlier run may have had another cloud in the same folder.
@@ -196,32 +196,32 @@ func (s *Stack) removeState() error {
 // returns nil when ctx ends first.
 func (s *Stack) Failed(ctx context.Context) error {
 	var kip <-chan struct{}
-	if s.processes.Kip != nil {
-		kip = s.processes.Kip.Done()
+	if s.Processes.Kip != nil {
+		kip = s.Processes.Kip.Done()
 	}
 	var registry <-chan error
-	if s.images.Registry != nil {
-		registry = s.images.Registry.Failed()
+	if s.Images.Registry != nil {
+		registry = s.Images.Registry.Failed()
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var proxy <-chan struct{}
-	if s.proxying.process != nil {
-		proxy = s.proxying.process.Done()
+	if s.Proxy.process != nil {
+		proxy = s.Proxy.process.Done()
 	}
 	var ec2 <-chan error
-	if s.model.ec2 != nil {
-		ec2 = s.model.ec2.Failed()
+	if s.Model.ec2 != nil {
+		ec2 = s.Model.ec2.Failed()
 	}
 	peer := make(chan error, 1)
-	go func() { peer <- s.processes.peerEnded(ctx) }()
+	go func() { peer <- s.Processes.peerEnded(ctx) }()
 	select {
 	case <-ctx.Done():
 		return nil
-	case err := <-s.controlPlane.Cluster.Failed():
+	case err := <-s.ControlPlane.Cluster.Failed():
 		return err
-	case <-s.controlPlane.DNS.Done():
-		return s.controlPlane.DNS.End()
+	case <-s.ControlPlane.DNS.Done():
+		return s.ControlPlane.DNS.End()
 	case err := <-registry:
 		return err
 	case err := <-ec2:
@@ -229,9 +229,9 @@ func (s *Stack) Failed(ctx context.Context) error {
 	case err := <-peer:
 		return err
 	case <-proxy:
-		return fmt.Errorf("kube-proxy ended: %w; its last words:\n%s", endOf(s.proxying.process), Tail(s.proxying.ProxyLog(), 5))
+		return fmt.Errorf("kube-proxy ended: %w; its last words:\n%s", endOf(s.Proxy.process), Tail(s.Proxy.ProxyLog(), 5))
 	case <-kip:
-		return fmt.Errorf("kip ended: %w", endOf(s.processes.Kip))
+		return fmt.Errorf("kip ended: %w", endOf(s.Processes.Kip))
 	}
 }
 
@@ -240,33 +240,33 @@ func (s *Stack) Failed(ctx context.Context) error {
 // part too, and can be called twice.
 func (s *Stack) Stop(ctx context.Context) error {
 	var errs []error
-	if s.processes.Kip != nil {
-		errs = append(errs, s.processes.Kip.Stop(ctx))
-		if s.processes.ready {
-			errs = append(errs, unasked(s.kips[0].node, s.processes.Kip))
+	if s.Processes.Kip != nil {
+		errs = append(errs, s.Processes.Kip.Stop(ctx))
+		if s.Processes.ready {
+			errs = append(errs, unasked(s.kips[0].node, s.Processes.Kip))
 		}
 	}
-	errs = append(errs, s.nodes.stopNodes(ctx), s.processes.stopPeers(ctx), s.proxying.stopProxy(ctx))
-	if s.model.ec2 != nil {
-		errs = append(errs, s.model.ec2.Close())
-		s.model.ec2 = nil
+	errs = append(errs, s.Nodes.stopNodes(ctx), s.Processes.stopPeers(ctx), s.Proxy.stopProxy(ctx))
+	if s.Model.ec2 != nil {
+		errs = append(errs, s.Model.ec2.Close())
+		s.Model.ec2 = nil
 	}
 	// The machines go once Kip cannot launch more, and while the bridge is
 	// still used: it goes with them in the end.
-	if s.images.Registry != nil {
-		errs = append(errs, s.images.Registry.Stop())
+	if s.Images.Registry != nil {
+		errs = append(errs, s.Images.Registry.Stop())
 	}
-	if s.controlPlane.DNS != nil {
-		errs = append(errs, s.controlPlane.DNS.Stop(ctx))
+	if s.ControlPlane.DNS != nil {
+		errs = append(errs, s.ControlPlane.DNS.Stop(ctx))
 	}
-	if s.controlPlane.Cluster != nil {
-		errs = append(errs, s.controlPlane.Cluster.Stop(ctx))
+	if s.ControlPlane.Cluster != nil {
+		errs = append(errs, s.ControlPlane.Cluster.Stop(ctx))
 	}
 	errs = append(errs, s.masquerading.stopMasquerade(ctx), s.destroyClouds(ctx))
 	if err := s.removeState(); err != nil {
 		errs = append(errs, fmt.Errorf("empty the state folder: %w", err))
 	}
-	s.processes.Kip, s.images.Registry, s.controlPlane.DNS, s.controlPlane.Cluster = nil, nil, nil, nil
+	s.Processes.Kip, s.Images.Registry, s.ControlPlane.DNS, s.ControlPlane.Cluster = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -208,8 +208,8 @@ func TestFromOutsideOneKipsInstancesAndPartsEndAndNothingElse(t *testing.T) {
 		if a.looks != 3 { // whether there is a list at all, and two that are compared
 			t.Errorf("instances end after %d lists", a.looks)
 		}
-		if len(n.Disks) != 1 || !strings.Contains(n.Disks[0], "of 1Gi: Kip gone") || len(a.model.Volumes()) != 2 {
-			t.Errorf("disks %q, volumes %v: want that of the claim named and kept", n.Disks, a.model.Volumes())
+		if len(n.Disks) != 1 || !strings.Contains(n.Disks[0], "of 1Gi: Kip gone") || len(a.model.Volumes.All()) != 2 {
+			t.Errorf("disks %q, volumes %v: want that of the claim named and kept", n.Disks, a.model.Volumes.All())
 		}
 		if got := a.running(); !slices.Equal(got, []string{"lives", "lives"}) {
 			t.Errorf("instances of %q run: want those of the other Kip alone", got)

@@ -256,7 +256,7 @@ func (w *world) open() {
 		w.Fatal(err)
 	}
 	if w.role.ARN != "" {
-		if err := w.model.PutIAMRole(w.role); err != nil {
+		if err := w.model.Roles.PutIAMRole(w.role); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -370,7 +370,7 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 			t.Errorf("%s has the owners %v", path, owners)
 		}
 	}
-	if n := len(w.model.Images()); n != 1 {
+	if n := len(w.model.Images.All()); n != 1 {
 		t.Errorf("there are %d images", n)
 	}
 	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "not checked: whether the driver of disks has its role") {
@@ -395,7 +395,7 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 			t.Errorf("a second run changes %s from\n%v\nto\n%v", path, was, now)
 		}
 	}
-	if now := w.model.Calls(); now["StartSnapshot"] != calls["StartSnapshot"] || len(w.model.Images()) != 1 {
+	if now := w.model.Calls(); now["StartSnapshot"] != calls["StartSnapshot"] || len(w.model.Images.All()) != 1 {
 		t.Error("a second run publishes the boot image again")
 	}
 }
@@ -433,13 +433,14 @@ func TestTheBootImageComesFromTheRegistryOfKipsOwn(t *testing.T) {
 	}
 	w.d.Folder, w.aws.Images = t.TempDir(), nil
 	w.open()
-	if err := w.d.Run(t.Context(), true); err != nil || len(w.model.Snapshots()) > 0 {
-		t.Fatalf("a check ends with %v, and there are %d snapshots", err, len(w.model.Snapshots()))
+	if err := w.d.Run(t.Context(), true); err != nil || len(w.model.Snapshots.All()) > 0 {
+		t.Fatalf("a check ends with %v, and there are %d snapshots", err, len(w.model.Snapshots.All()))
 	}
 	if err := w.run(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.said, "\n"))
 	}
-	if n := len(w.model.Images()); n != 1 || !strings.Contains(strings.Join(w.said, "\n"), "ghcr.io/elotl/kip-cell:1.0-latest will be published") {
+	n := len(w.model.Images.All())
+	if n != 1 || !strings.Contains(strings.Join(w.said, "\n"), "ghcr.io/elotl/kip-cell:1.0-latest will be published") {
 		t.Errorf("there are %d images, and it said\n%s", n, strings.Join(w.said, "\n"))
 	}
 }
@@ -632,8 +633,8 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 			if len(problems) != 1 {
 				t.Errorf("there are %d problems:\n%v", len(problems), problems)
 			}
-			if len(w.api.writes) > 0 || len(w.model.Snapshots()) > 0 {
-				t.Errorf("it has changed %v, and made %d snapshots", w.api.writes, len(w.model.Snapshots()))
+			if len(w.api.writes) > 0 || len(w.model.Snapshots.All()) > 0 {
+				t.Errorf("it has changed %v, and made %d snapshots", w.api.writes, len(w.model.Snapshots.All()))
 			}
 		})
 	}
@@ -730,7 +731,7 @@ func TestKipMayHaveATargetRoleByPodIdentity(t *testing.T) {
 		w.aws.Clusters[0].Associations[0].Policy = "{}"
 		w.role.Trust, w.role.Inline["kip"] = `{"Statement": []}`, policy
 		w.open()
-		if err := w.model.PutIAMRole(by); err != nil {
+		if err := w.model.Roles.PutIAMRole(by); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.run(); (err == nil) != (lacks == "") || err != nil && !strings.Contains(err.Error(), lacks) {
@@ -838,7 +839,7 @@ func TestThePrintedTrustPolicyKeepsOthers(t *testing.T) {
 				t.Errorf("the document is %s", document)
 			}
 			w.role.Trust = document
-			if err := w.model.PutIAMRole(w.role); err != nil {
+			if err := w.model.Roles.PutIAMRole(w.role); err != nil {
 				t.Fatal(err)
 			}
 			if err := w.run(); err != nil {
@@ -1185,7 +1186,7 @@ func TestCellsOfPublicSubnetsGetPublicAddresses(t *testing.T) {
 	w := newWorld(t)
 	w.d.Subnets = []string{"subnet-public"}
 	w.open()
-	if err := w.d.Run(t.Context(), true); err != nil || len(w.api.writes) > 0 || len(w.model.Snapshots()) > 0 {
+	if err := w.d.Run(t.Context(), true); err != nil || len(w.api.writes) > 0 || len(w.model.Snapshots.All()) > 0 {
 		t.Fatalf("a check ends with %v, and has changed %v", err, w.api.writes)
 	}
 	if err := w.run(); err != nil {

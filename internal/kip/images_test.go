@@ -116,7 +116,7 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 	server := httptest.NewServer(w.model)
 	w.url = server.URL
 	for _, repository := range []string{"team/app", "team/side", "others/app"} {
-		w.must(w.model.Push(w.Context(), server.Listener.Addr().String(), repository+":1", empty.Image))
+		w.must(w.model.Registry.Push(w.Context(), server.Listener.Addr().String(), repository+":1", empty.Image))
 	}
 	w.Cleanup(func() {
 		if err := w.model.Close(); err != nil {

@@ -58,7 +58,7 @@ func newGrown(t *testing.T, change ...func(*corev1.PersistentVolume, *corev1.Per
 		clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 		told:  record.NewFakeRecorder(100),
 	}
-	p.cfg.Clock, p.cfg.Grower = g.clock, c
+	p.cfg.Clock, p.cfg.Grower = g.clock, c.Disks
 	pv, _, err := p.Provision(t.Context(), options())
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func (g *grown) is(disk, volume, capacity, given string, status corev1.ClaimReso
 			g.Errorf("the condition is %+v", c)
 		}
 	}
-	size := resource.NewQuantity(g.cloud.Disks()[0].SizeBytes, resource.BinarySI)
+	size := resource.NewQuantity(g.cloud.Disks.All()[0].SizeBytes, resource.BinarySI)
 	reserved := allocated(claim)
 	got := fmt.Sprintf("%v %v %v %v %q %v", size, g.volume().Spec.Capacity.Storage(), claim.Status.Capacity.Storage(), &reserved,
 		resizeStatus(claim), has)
@@ -234,7 +234,7 @@ func (w wholeGiB) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.D
 
 func TestAClaimHasWhatItsDiskHas(t *testing.T) {
 	g := newGrown(t)
-	g.p.cfg.Grower = wholeGiB{g.cloud}
+	g.p.cfg.Grower = wholeGiB{g.cloud.Disks}
 	g.asks("1500Mi")
 	if _, err := g.try(); err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func TestAnExpansionThatTheCloudDoesNotMakeIsToldAndTriedLater(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGrown(t)
-			g.p.cfg.Grower = says{g.cloud, fmt.Errorf("grow: %w", c.err)}
+			g.p.cfg.Grower = says{g.cloud.Disks, fmt.Errorf("grow: %w", c.err)}
 			g.asks("2Gi")
 			var settled int
 			for n := range 3 {
@@ -336,7 +336,7 @@ func TestAnExpansionThatTheCloudDoesNotMakeIsToldAndTriedLater(t *testing.T) {
 				t.Errorf("nothing has changed, and is written: %v", more)
 			}
 			// Less is another question, and what the cloud said of more is forgotten.
-			g.p.cfg.Grower = g.cloud
+			g.p.cfg.Grower = g.cloud.Disks
 			g.asks("1500Mi")
 			if _, err := g.try(); err != nil {
 				t.Fatal(err)

@@ -35,7 +35,7 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 		"that of something else":     {cloud.TagOwner: "me"},
 		"that of another controller": {cloud.TagOwner: "m", cloud.TagVolume: "pvc-1", cloud.TagNamespace: "ns"},
 	} {
-		disk, err := c.CreateDisk(ctx, cloud.DiskRequest{Token: what, SizeBytes: 1 << 30, Zone: "a", Tags: tags})
+		disk, err := c.Disks.CreateDisk(ctx, cloud.DiskRequest{Token: what, SizeBytes: 1 << 30, Zone: "a", Tags: tags})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +49,7 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 	}
 	// Also of a Kip that has just begun, which must ask the cloud.
 	fresh := &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
-	all := len(c.Disks())
+	all := len(c.Disks.All())
 	for _, p := range []*Provisioner{p, fresh} {
 		foreign["its own, for another claim"] = pv.Spec.CSI.VolumeHandle
 		for what, disk := range foreign {
@@ -62,7 +62,7 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 				t.Errorf("%s is handed out: %v", what, is)
 			}
 			_ = p.Delete(ctx, names(disk, namespace))
-			if len(c.Disks()) != all {
+			if len(c.Disks.All()) != all {
 				t.Fatalf("%s was deleted", what)
 			}
 		}
@@ -77,11 +77,11 @@ func TestADiskIsOnlyForTheVolumeThatItWasMadeFor(t *testing.T) {
 	}
 	unknown := &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	_, is := errors.AsType[*volumes.ForeignDiskError](unknown.Delete(ctx, pv))
-	if is || len(c.Disks()) != all {
-		t.Errorf("a cloud that does not answer is taken for a no, or %d of %d disks are left", len(c.Disks()), all)
+	if is || len(c.Disks.All()) != all {
+		t.Errorf("a cloud that does not answer is taken for a no, or %d of %d disks are left", len(c.Disks.All()), all)
 	}
-	if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != all-1 {
-		t.Errorf("deleting its own: %v, %d disks left", err, len(c.Disks()))
+	if err := p.Delete(ctx, pv); err != nil || len(c.Disks.All()) != all-1 {
+		t.Errorf("deleting its own: %v, %d disks left", err, len(c.Disks.All()))
 	}
 	if err := p.Owned(ctx, pv); err == nil {
 		t.Error("a disk that was deleted is handed out")
@@ -103,7 +103,7 @@ func TestAVolumeOfAnotherDriverGetsNoDiskOfKips(t *testing.T) {
 		other.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
 		return other
 	}
-	theirs, err := c.CreateDisk(ctx, cloud.DiskRequest{
+	theirs, err := c.Disks.CreateDisk(ctx, cloud.DiskRequest{
 		Token:     "theirs",
 		SizeBytes: 1 << 30,
 		Zone:      "a",
@@ -153,7 +153,7 @@ func (l *late) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error
 func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
 	p, c := provisioner(t)
 	now := testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	list := &late{Disks: c, hidden: map[string]bool{}}
+	list := &late{Disks: c.Disks, hidden: map[string]bool{}}
 	p.cfg.Clock, p.cfg.Disks, p.cfg.ListLag = now, list, 30*time.Second
 	ctx := t.Context()
 	pv, _, err := p.Provision(ctx, options())
@@ -168,13 +168,13 @@ func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
 	p = &Provisioner{cfg: p.cfg, lifetime: p.lifetime}
 	list.hidden[id] = true
 	for range 8 {
-		if err := p.Delete(ctx, pv); err == nil || len(c.Disks()) != 1 {
+		if err := p.Delete(ctx, pv); err == nil || len(c.Disks.All()) != 1 {
 			t.Fatalf("a volume is let go %s after it was made: %v", now.Since(pv.CreationTimestamp.Time), err)
 		}
 		now.Step(20 * time.Second)
 	}
 	list.hidden[id] = false
-	if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != 0 {
+	if err := p.Delete(ctx, pv); err != nil || len(c.Disks.All()) != 0 {
 		t.Fatalf("the disk that is shown at last is not removed: %v", err)
 	}
 	if err := p.Delete(ctx, pv); err != nil {
@@ -194,7 +194,7 @@ func TestAVolumeIsLetGoOnlyWhenItsDiskIsSurelyGone(t *testing.T) {
 
 func TestADiskThatIsMadeWhileTheCloudAnswersIsKnown(t *testing.T) {
 	p, c := provisioner(t)
-	list := &late{Disks: c}
+	list := &late{Disks: c.Disks}
 	p.cfg.Disks = list
 	ctx := t.Context()
 	var pv *corev1.PersistentVolume
@@ -248,7 +248,7 @@ func TestACloudThatHangsHoldsUpNobodyWhoAsksWhoseADiskIs(t *testing.T) {
 		pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: "data"}
 		open := make(chan struct{})
 		p = &Provisioner{cfg: p.cfg, lifetime: p.lifetime} // which knows no disk
-		p.cfg.Disks = stuck{c, open}
+		p.cfg.Disks = stuck{c.Disks, open}
 		began := time.Now() // of virtual time
 		for range 100 {
 			if err := p.Owned(t.Context(), pv); !errors.Is(err, volumes.ErrUntold) {
@@ -285,7 +285,7 @@ func TestAForeignDiskIsCalledSoHoweverSlowTheCloudLists(t *testing.T) {
 	for _, takes := range []time.Duration{2 * patience, 3 * notOursFor} {
 		synctest.Test(t, func(t *testing.T) {
 			p, c := provisioner(t)
-			p.cfg.Disks = slow{c, takes}
+			p.cfg.Disks = slow{c.Disks, takes}
 			pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
 				CSI: &corev1.CSIPersistentVolumeSource{Driver: volumes.Driver, VolumeHandle: "nobody's"},
 			}}}

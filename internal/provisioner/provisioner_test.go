@@ -44,7 +44,7 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Nodes: nodes{},
+	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c.Disks, Nodes: nodes{},
 		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}
 	return &Provisioner{cfg: cfg, lifetime: t.Context()}, c
 }
@@ -79,7 +79,7 @@ func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	disks := c.Disks()
+	disks := c.Disks.All()
 	if len(disks) != 1 || disks[0].Tags[cloud.TagOwner] != "me" || disks[0].Tags[cloud.TagVolume] != "pvc-1" || disks[0].Zone != "a" ||
 		disks[0].SizeBytes != 1<<30 {
 		t.Fatalf("made %+v", disks)
@@ -100,12 +100,12 @@ func TestAClaimGetsOneDiskHoweverOftenItIsTried(t *testing.T) {
 
 // brittle is a cloud whose disks come to nothing while fails is above 0.
 type brittle struct {
-	*sim.Cloud
+	cloud.Disks
 	fails int
 }
 
 func (b *brittle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
-	disk, err := b.Cloud.CreateDisk(ctx, r)
+	disk, err := b.Disks.CreateDisk(ctx, r)
 	if err == nil && b.fails > 0 {
 		b.fails--
 		return cloud.Disk{}, fmt.Errorf("create: %w", &cloud.FailedDiskError{Disk: disk.ID, State: "error", Why: "want a key"})
@@ -115,7 +115,7 @@ func (b *brittle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Di
 
 func TestADiskThatTheCloudCouldNotMakeIsToldDeletedAndMadeAnew(t *testing.T) {
 	p, c := provisioner(t)
-	p.cfg.Disks = &brittle{c, 2}
+	p.cfg.Disks = &brittle{c.Disks, 2}
 	c.FailNth(sim.KindDeleteDisk, 1, sim.Fault{Before: errors.New("not now")})
 	for n, want := range []struct {
 		state controller.ProvisioningState
@@ -125,15 +125,15 @@ func TestADiskThatTheCloudCouldNotMakeIsToldDeletedAndMadeAnew(t *testing.T) {
 		{controller.ProvisioningFinished, 0},
 	} {
 		_, state, err := p.Provision(t.Context(), options())
-		if err == nil || !strings.Contains(err.Error(), `in state "error"`) || state != want.state || len(c.Disks()) != want.left {
-			t.Errorf("try %d: %s, %v, with %+v", n, state, err, c.Disks())
+		if err == nil || !strings.Contains(err.Error(), `in state "error"`) || state != want.state || len(c.Disks.All()) != want.left {
+			t.Errorf("try %d: %s, %v, with %+v", n, state, err, c.Disks.All())
 		}
 	}
 	pv, _, err := p.Provision(t.Context(), options())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all := c.Disks(); len(all) != 1 || all[0].ID != pv.Spec.CSI.VolumeHandle {
+	if all := c.Disks.All(); len(all) != 1 || all[0].ID != pv.Spec.CSI.VolumeHandle {
 		t.Errorf("the volume is on %s of %+v", pv.Spec.CSI.VolumeHandle, all)
 	}
 }
@@ -154,16 +154,16 @@ func TestWhatCannotBeMadeIsRefusedForGood(t *testing.T) {
 	} {
 		p, c := provisioner(t)
 		_, state, err := p.Provision(t.Context(), options(spoil))
-		if err == nil || !strings.Contains(err.Error(), want) || state != controller.ProvisioningFinished || len(c.Disks()) != 0 {
-			t.Errorf("got %s, %v, disks %v: want %q, and no disk", state, err, c.Disks(), want)
+		if err == nil || !strings.Contains(err.Error(), want) || state != controller.ProvisioningFinished || len(c.Disks.All()) != 0 {
+			t.Errorf("got %s, %v, disks %v: want %q, and no disk", state, err, c.Disks.All(), want)
 		}
 	}
 	p, c := provisioner(t)
 	pv, _,
 		err := p.Provision(t.Context(),
 		options(func(o *controller.ProvisionOptions) { o.StorageClass.Parameters = map[string]string{"zone": "b"} }))
-	if err != nil || pv.Spec.CSI.VolumeAttributes["zone"] != "b" || c.Disks()[0].Zone != "b" {
-		t.Errorf("zone b: %v, %v", c.Disks(), err)
+	if err != nil || pv.Spec.CSI.VolumeAttributes["zone"] != "b" || c.Disks.All()[0].Zone != "b" {
+		t.Errorf("zone b: %v, %v", c.Disks.All(), err)
 	}
 }
 
@@ -184,12 +184,12 @@ func TestOneKipLeavesTheDisksOfAnotherAlone(t *testing.T) {
 	other := pv.DeepCopy()
 	other.Spec.CSI.VolumeAttributes[volumes.AttributeNode] = "kip-1"
 	var ignored *controller.IgnoredError
-	if err := p.Delete(ctx, other); !errors.As(err, &ignored) || len(c.Disks()) != 1 {
-		t.Errorf("deleting another's: %v, %d disks left", err, len(c.Disks()))
+	if err := p.Delete(ctx, other); !errors.As(err, &ignored) || len(c.Disks.All()) != 1 {
+		t.Errorf("deleting another's: %v, %d disks left", err, len(c.Disks.All()))
 	}
 	for range 2 {
-		if err := p.Delete(ctx, pv); err != nil || len(c.Disks()) != 0 {
-			t.Errorf("deleting ours: %v, %d disks left", err, len(c.Disks()))
+		if err := p.Delete(ctx, pv); err != nil || len(c.Disks.All()) != 0 {
+			t.Errorf("deleting ours: %v, %d disks left", err, len(c.Disks.All()))
 		}
 	}
 }

@@ -60,10 +60,10 @@ func empty(t *testing.T, model *ec2.Model) {
 	for _, i := range model.Machines().Truth() {
 		t.Errorf("instance %s is left: %s", i.ID, i.State)
 	}
-	for _, v := range model.Volumes() {
+	for _, v := range model.Volumes.All() {
 		t.Errorf("volume %s is left", v.ID)
 	}
-	for _, r := range model.Routes() {
+	for _, r := range model.Routing.Routes() {
 		t.Errorf("a route is left: %+v", r)
 	}
 	model.Change(func(c *ec2.Config) {

@@ -72,7 +72,7 @@ func (c *zoned) out(r cloud.LaunchRequest) bool {
 func (c *zoned) vanish(t *testing.T) {
 	t.Helper()
 	for _, i := range c.Truth() {
-		if err := c.Vanish(i.ID); err != nil {
+		if err := c.Interrupter.Vanish(i.ID); err != nil {
 			t.Error(err)
 		}
 	}

@@ -237,11 +237,11 @@ func (d *day) reclaim() {
 	if share := 1 + d.spot/10; len(ids) > share {
 		ids = ids[:share]
 	}
-	before := len(d.w.cloud.Announced())
-	if err := d.w.cloud.Interrupt(ids...); err != nil {
+	before := len(d.w.cloud.Interrupter.Announced())
+	if err := d.w.cloud.Interrupter.Interrupt(ids...); err != nil {
 		d.w.violate("interrupt instances that run: %v", err)
 	}
-	d.reclaimed += len(d.w.cloud.Announced()) - before
+	d.reclaimed += len(d.w.cloud.Interrupter.Announced()) - before
 	d.w.mu.Lock()
 	defer d.w.mu.Unlock()
 	d.w.strikes = time.Now().Add(noticeTime)

@@ -64,9 +64,9 @@ func (m *mounts) Detach(_ context.Context, disk, instance string) error {
 // which had mounted them.
 func (w *world) disksNow() (all []cloud.Disk) {
 	if w.model == nil {
-		return w.cloud.Disks()
+		return w.cloud.Disks.All()
 	}
-	for _, v := range w.model.Volumes() {
+	for _, v := range w.model.Volumes.All() {
 		all = append(all, cloud.Disk{
 			ID:        v.ID,
 			SizeBytes: int64(v.GiB) << 30,
@@ -81,7 +81,7 @@ func (w *world) disksNow() (all []cloud.Disk) {
 func (w *world) tornDisks() []cloud.Disk {
 	w.mounted.Lock()
 	defer w.mounted.Unlock()
-	return append(w.cloud.TornDisks(), w.mounted.torn...)
+	return append(w.cloud.Disks.Torn(), w.mounted.torn...)
 }
 
 // mountedOn says which machine has mounted a disk.
@@ -96,7 +96,7 @@ func (w *world) makeDisks() {
 	tags := map[string]string{cloud.TagOwner: owner, "KipDisk": "made before"} // as EC2's driver makes them
 	for n := range diskCount {
 		if w.model != nil {
-			w.disks = append(w.disks, w.model.AddVolume(ec2.Volume{
+			w.disks = append(w.disks, w.model.Volumes.Add(ec2.Volume{
 				Zone: diskZone,
 				Kind: "gp3",
 				GiB:  1,
@@ -104,7 +104,7 @@ func (w *world) makeDisks() {
 			}))
 			continue
 		}
-		d, err := w.cloud.CreateDisk(context.Background(), cloud.DiskRequest{
+		d, err := w.cloud.Disks.CreateDisk(context.Background(), cloud.DiskRequest{
 			Token: fmt.Sprint("disk-", n), SizeBytes: 1 << 30, Zone: diskZone, Tags: tags,
 		})
 		if err != nil {
@@ -268,23 +268,25 @@ func (w *world) waitsForDiskLocked(p *corev1.Pod) *apiv1.PodReference {
 var _ cloud.Disks = handle{}
 
 func (h handle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
-	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) { return h.k.asks.CreateDisk(ctx, r) })
+	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) { return h.k.asks.Optional().Disks.CreateDisk(ctx, r) })
 }
 
 func (h handle) DeleteDisk(ctx context.Context, id string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.DeleteDisk(ctx, id) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Disks.DeleteDisk(ctx, id) })
 }
 
 func (h handle) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Disk, error) { return h.k.asks.ListDisks(ctx, owner) })
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Disk, error) {
+		return h.k.asks.Optional().Disks.ListDisks(ctx, owner)
+	})
 }
 
 func (h handle) AttachDisk(ctx context.Context, id, instance string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.AttachDisk(ctx, id, instance) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Disks.AttachDisk(ctx, id, instance) })
 }
 
 func (h handle) DetachDisk(ctx context.Context, id, instance string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.DetachDisk(ctx, id, instance) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Disks.DetachDisk(ctx, id, instance) })
 }
 
 // answer is an agent's.
@@ -319,7 +321,7 @@ var diskScenarios = []scenario{
 		uid := s.podOnDisk(corev1.RestartPolicyAlways, 0)
 		s.until("it runs", s.runs(uid))
 		first := s.machineOf(uid)
-		s.shows("its instance vanishes", s.cloud.Vanish(first) == nil)
+		s.shows("its instance vanishes", s.cloud.Interrupter.Vanish(first) == nil)
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
 	}},
 	{name: "a disk is taken from a cell that is cut off for ever", story: func(s *stage) {
@@ -344,11 +346,11 @@ var diskScenarios = []scenario{
 		}
 	}},
 	{name: "a pod is deleted while its disk is another's", story: func(s *stage) {
-		other := s.cloud.Disks()[0].ID
+		other := s.cloud.Disks.All()[0].ID
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("another runs", s.runs(uid))
 		// By a hand that is not Kip's.
-		s.shows("the disk is attached elsewhere", s.cloud.AttachDisk(context.Background(), other, s.machineOf(uid)) == nil)
+		s.shows("the disk is attached elsewhere", s.cloud.Disks.AttachDisk(context.Background(), other, s.machineOf(uid)) == nil)
 		s.mu.Lock()
 		s.foreign = other
 		s.mu.Unlock()

@@ -30,16 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// asked is what Kip asks of a cloud: the simulated one, or the driver of another.
-type asked interface {
-	cloud.Cloud
-	cloud.Stopper
-	cloud.Interrupter
-	cloud.OwnedResources
-	cloud.Tagger
-	cloud.Disks
-}
-
 // subnetOf is the only one of a zone.
 func subnetOf(zone string) string { return "subnet-" + zone }
 
@@ -303,7 +293,7 @@ var onlyOnEC2 = []scenario{
 	{ec2: true, reserved: true, every: 8, name: "capacity that is reserved is taken, and is full", story: func(s *stage) {
 		in := func() (places []string) {
 			for _, i := range s.cloud.Truth() {
-				places = append(places, s.model.ReservedOf(i))
+				places = append(places, s.model.Launched.ReservedOf(i))
 			}
 			slices.Sort(places)
 			return places
@@ -351,7 +341,7 @@ func led(s *stage) {
 	}
 	// leads says that all routes lead to the one instance that runs.
 	leads := func() bool {
-		routes, now := s.model.Routes(), s.cloud.Truth()
+		routes, now := s.model.Routing.Routes(), s.cloud.Truth()
 		return len(routes) > 0 && len(now) == 1 && !slices.ContainsFunc(routes, func(r ec2.Route) bool {
 			return r.To != behindPod || r.Instance != now[0].ID
 		})
@@ -362,7 +352,7 @@ func led(s *stage) {
 		s.until("its network is led to it", leads)
 		s.delete(uid)
 		s.until("the pod is gone", s.gone(uid))
-		s.until("nothing leads anywhere", func() bool { return len(s.model.Routes()) == 0 })
+		s.until("nothing leads anywhere", func() bool { return len(s.model.Routing.Routes()) == 0 })
 	}
 }
 
@@ -381,7 +371,7 @@ func (s *stage) letIn() bool {
 	life, runs := s.lives, s.kip != nil
 	s.mu.Unlock()
 	sources := map[string]bool{}
-	for _, g := range s.model.Groups() {
+	for _, g := range s.model.Groups.All() {
 		for _, r := range g.Rules {
 			if r.From == agentapi.Port {
 				sources[r.Source] = true
@@ -456,8 +446,3 @@ func killedOnEC2(t *testing.T, stories []scenario, least int) {
 // leastOnEC2 are the least points at which to die of a story on EC2: a launch alone is
 // eight requests. The others are the least deaths of a test, little below what they are.
 const leastOnEC2, leastDeathsBetweenCalls, leastDeathsOnlyOnEC2 = 50, 3500, 1200
-
-var (
-	_ asked = (*sim.Cloud)(nil)
-	_ asked = (*aws.Cloud)(nil)
-)

@@ -88,17 +88,17 @@ var kinds = []kind{
 	{"watches end", 1, func(w *world, _ event) { w.api.cutWatches("watches end") }, false},
 	{"capacity", 5, (*world).setCapacity, false},
 	{"vanish", 3, func(w *world, e event) {
-		if w.strike(e.a, w.cloud.Vanish) {
+		if w.strike(e.a, w.cloud.Interrupter.Vanish) {
 			w.happened("vanish")
 		}
 	}, false},
-	{"interrupt", 5, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupt) }, false},
+	{"interrupt", 5, func(w *world, e event) { w.strike(e.a, w.cloud.Interrupter.Interrupt) }, false},
 	{"watch too old", 1, func(w *world, _ event) { w.expireWatches(0) }, false},
 	{"list fails", 1, func(w *world, e event) { w.expireWatches(int(1 + e.a%3)) }, false},
 	{"eviction blocked", 3, func(w *world, e event) { w.blockEvictions(int(1 + e.a%3)) }, false},
 	{"store unread", 1, (*world).failLoad, false},
 	{"quota", 4, func(w *world, e event) { w.toggle("quota", e) }, true},
-	{"notices end", 1, func(w *world, _ event) { w.cloud.CutInterruptions(errQueueGone) }, false},
+	{"notices end", 1, func(w *world, _ event) { w.cloud.Interrupter.CutInterruptions(errQueueGone) }, false},
 	{"cut off", 6, func(w *world, e event) { w.cutOff(e) }, false},
 	{"heal one by one", 8, (*world).healSlowly, false},
 	{"heal", 5, func(w *world, _ event) {

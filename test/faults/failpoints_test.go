@@ -376,7 +376,7 @@ var scenarios = []scenario{
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
 		first := s.machineOf(uid)
-		s.shows("its instance vanishes", s.cloud.Vanish(first) == nil)
+		s.shows("its instance vanishes", s.cloud.Interrupter.Vanish(first) == nil)
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
 	}},
 	{name: "a cell that is cut off for ever is replaced", story: func(s *stage) {
@@ -463,7 +463,7 @@ var scenarios = []scenario{
 	{name: "a lost pod that may not be restarted fails", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyNever, "small")
 		s.until("it runs", s.runs(uid))
-		s.shows("its instance vanishes", s.cloud.Vanish(s.machineOf(uid)) == nil)
+		s.shows("its instance vanishes", s.cloud.Interrupter.Vanish(s.machineOf(uid)) == nil)
 		s.until("it has failed", func() bool { return s.phase(uid) == corev1.PodFailed })
 	}},
 	{name: "a pod ends and its cell is lost before Kip has heard of it", story: func(s *stage) {
@@ -478,7 +478,7 @@ var scenarios = []scenario{
 			s.shows("Kip has not heard of it", s.seenPhase(uid) == corev1.PodRunning)
 		}
 		for _, i := range s.cloud.Truth() {
-			s.shows("its instance vanishes", s.cloud.Vanish(i.ID) == nil)
+			s.shows("its instance vanishes", s.cloud.Interrupter.Vanish(i.ID) == nil)
 		}
 		s.until("it has succeeded, and its cell is gone", func() bool { return s.phase(uid) == corev1.PodSucceeded && len(s.cloud.Truth()) == 0 })
 		s.setLag(event{a: 1})
@@ -519,7 +519,7 @@ var scenarios = []scenario{
 	{name: "the cloud takes an instance back", spot: true, story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
-		s.shows("its instance is taken back", s.cloud.Interrupt(s.machineOf(uid)) == nil)
+		s.shows("its instance is taken back", s.cloud.Interrupter.Interrupt(s.machineOf(uid)) == nil)
 		s.until("the pod was moved away", s.gone(uid))
 		if s.alive() {
 			s.shows("the pod was evicted", s.told(uid, "Evicted"))
@@ -529,7 +529,7 @@ var scenarios = []scenario{
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
 		s.blockEvictions(3)
-		s.shows("its instance is taken back", s.cloud.Interrupt(s.machineOf(uid)) == nil)
+		s.shows("its instance is taken back", s.cloud.Interrupter.Interrupt(s.machineOf(uid)) == nil)
 		s.until("the pod was moved away", s.gone(uid))
 		if s.alive() {
 			s.shows("the pod was evicted after three refusals", s.told(uid, "EvictionBlocked") && s.told(uid, "Evicted"))

@@ -546,7 +546,7 @@ func (w *world) failed() bool {
 
 // empty says that nothing is left of what was.
 func (w *world) empty() bool {
-	truth, parts, pods, attached := w.cloud.Truth(), w.cloud.OwnedNow(), w.api.list(), w.attached()
+	truth, parts, pods, attached := w.cloud.Truth(), w.cloud.OwnedResources.OwnedNow(), w.api.list(), w.attached()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(truth) == 0 && len(parts) == 0 && len(attached) == 0 && len(pods) == 0 &&
@@ -555,7 +555,7 @@ func (w *world) empty() bool {
 
 // describe says what there is, for people.
 func (w *world) describe() string {
-	truth, parts, pods, disks := w.cloud.Truth(), w.cloud.OwnedNow(), w.api.list(), w.disksNow()
+	truth, parts, pods, disks := w.cloud.Truth(), w.cloud.OwnedResources.OwnedNow(), w.api.list(), w.disksNow()
 	w.mu.Lock()
 	k, ids := w.kip, slices.Sorted(maps.Keys(w.books.cells))
 	up := k != nil && k.up

@@ -317,7 +317,7 @@ type kip struct {
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
 	guard    *guard.Guard
-	asks     asked       // its cloud
+	asks     cloud.Cloud // its cloud: the simulated one, or the driver of another
 	machines cloud.Cloud // with budgets, and as a leader's
 	cells    *cells.Controller
 	pods     *pods.Controller
@@ -1192,7 +1192,7 @@ func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		ids[n] = t.ID
 	}
 	return h.each(ctx, ids, func(ctx context.Context, _ ...string) cloud.Results {
-		results := h.k.asks.Tag(ctx, taggings...)
+		results := h.k.asks.Optional().Tagger.Tag(ctx, taggings...)
 		if results.Err() == nil {
 			h.k.w.happened("tag")
 		}
@@ -1201,19 +1201,21 @@ func (h handle) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 }
 
 func (h handle) Stop(ctx context.Context, ids ...string) cloud.Results {
-	return h.each(ctx, ids, h.k.asks.Stop)
+	return h.each(ctx, ids, h.k.asks.Optional().Stopper.Stop)
 }
 
 func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
-	return h.each(ctx, ids, h.k.asks.Start)
+	return h.each(ctx, ids, h.k.asks.Optional().Stopper.Start)
 }
 
 func (h handle) ListOwned(ctx context.Context, owner string) ([]cloud.OwnedResource, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.OwnedResource, error) { return h.k.asks.ListOwned(ctx, owner) })
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.OwnedResource, error) {
+		return h.k.asks.Optional().OwnedResources.ListOwned(ctx, owner)
+	})
 }
 
 func (h handle) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
-	results := h.each(ctx, ids, h.k.asks.DeleteOwned)
+	results := h.each(ctx, ids, h.k.asks.Optional().OwnedResources.DeleteOwned)
 	if results.Err() == nil {
 		h.k.w.happened("part left")
 	}
@@ -1238,7 +1240,7 @@ func (h handle) Interruptions(ctx context.Context, l cloud.Listener) error {
 	}
 	told := l
 	told.Notify = notice
-	err := h.k.asks.Interruptions(ctx, told)
+	err := h.k.asks.Optional().Interrupter.Interruptions(ctx, told)
 	if errors.Is(err, errQueueGone) {
 		w.happened("notices end")
 	}

@@ -71,7 +71,7 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 			t.Fatal(err)
 		}
 		cells[0].await(func(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) })
-		if err := machines.Stop(ctx, cells[1].instance.ID).Err(); err != nil {
+		if err := machines.Stopper.Stop(ctx, cells[1].instance.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		cells[1].await(func(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) })
@@ -79,7 +79,7 @@ func TestCellsLiveInTheSimulatedCloud(t *testing.T) {
 			t.Errorf("%d instances are up", up)
 		}
 		// With the same disk it is the same cell.
-		if err := machines.Start(ctx, cells[1].instance.ID).Err(); err != nil {
+		if err := machines.Stopper.Start(ctx, cells[1].instance.ID).Err(); err != nil {
 			t.Fatal(err)
 		}
 		cells[1].await(connected)

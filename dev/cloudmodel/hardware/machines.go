@@ -194,7 +194,7 @@ func (m *Machines) End(ctx context.Context, i cloud.Instance) {
 
 func (m *Machines) vanish(id string) {
 	// One that has ended meanwhile is gone already.
-	if err := m.model.Machines().Vanish(id); err != nil {
+	if err := m.model.Machines().Interrupter.Vanish(id); err != nil {
 		m.cfg.Log.Debug("an instance has ended with its machine", "instance", id, "err", err)
 	}
 }

@@ -259,13 +259,13 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e.servers.Serve(metadata, e.model.Metadata())
+	e.servers.Serve(metadata, e.model.Metadata.Handler())
 	at, err := e.open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	for _, repository := range Repositories {
-		if err := e.model.Push(ctx, at, repository+":"+ImageTag, cfg.Image); err != nil {
+		if err := e.model.Registry.Push(ctx, at, repository+":"+ImageTag, cfg.Image); err != nil {
 			return nil, err
 		}
 	}

@@ -87,12 +87,12 @@ const imageFolder = "ami"
 // returns where it is.
 func (e *EC2) download(ami string, cfg Config, m boot.Manifest) (_ string, err error) {
 	snapshot := ""
-	for _, i := range e.model.Images() {
+	for _, i := range e.model.Images.All() {
 		if i.ID == ami {
 			snapshot = i.Snapshot
 		}
 	}
-	uploaded, is := e.model.Snapshots()[snapshot]
+	uploaded, is := e.model.Snapshots.All()[snapshot]
 	if !is {
 		return "", fmt.Errorf("it is of snapshot %q, which is not there", snapshot)
 	}

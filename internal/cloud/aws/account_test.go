@@ -74,7 +74,7 @@ func examined(t *testing.T, change func(*toExamine)) []finding.Finding {
 			all = append(all, f)
 		}
 	}
-	if n := len(model.Machines().Truth()) + len(model.Volumes()); n > 0 {
+	if n := len(model.Machines().Truth()) + len(model.Volumes.All()); n > 0 {
 		t.Errorf("%d instances and volumes were made", n)
 	}
 	model.Change(func(cfg *ec2.Config) {

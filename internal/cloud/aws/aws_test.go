@@ -677,7 +677,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		if strings.HasPrefix(tc.code, "Client.") {
 			why.Code = "Server.InternalError"
 		}
-		if err := model.Fail(why, got[0].ID); err != nil {
+		if err := model.Instances.Fail(why, got[0].ID); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Terminate(t.Context(), got[1].ID).Err(); err != nil {
@@ -893,6 +893,22 @@ func TestATagThatIsTooLongIsCut(t *testing.T) {
 	}
 }
 
+// takenBack launches spot instances, and has EC2 take the last of them back. It returns its ID.
+func takenBack(t *testing.T, c *Cloud, model *ec2.Model, instances int) (id string) {
+	t.Helper()
+	r := request("t", instances)
+	r.CapacityType = cloud.Spot
+	got, err := runLaunch(t.Context(), c, r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id = got[instances-1].ID
+	if err := model.Machines().Interrupter.Interrupt(id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg := anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute})
@@ -904,26 +920,18 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	}
 	model, url := serve(t, cfg)
 	c := open(t, settings(url))
-	r := request("t", 2)
-	r.CapacityType = cloud.Spot
-	got, err := runLaunch(t.Context(), c, r).All()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := model.Machines().Interrupt(got[1].ID); err != nil {
-		t.Fatal(err)
-	}
+	id := takenBack(t, c, model, 2)
 	told, looks := map[string]int{}, 0
-	err = c.Interruptions(ctx, cloud.Listener{Send: func(ctx context.Context, call func(context.Context) error) error {
+	err := c.Interruptions(ctx, cloud.Listener{Send: func(ctx context.Context, call func(context.Context) error) error {
 		looks++
 		return call(ctx)
 	}, Notify: func(i cloud.Interruption) {
 		told[i.InstanceID]++
-		if end := model.Machines().Announced()[0].At; i.At.Sub(end).Abs() > time.Second || !strings.HasPrefix(i.Reason, marked) {
+		if end := model.Machines().Interrupter.Announced()[0].At; i.At.Sub(end).Abs() > time.Second || !strings.HasPrefix(i.Reason, marked) {
 			t.Errorf("told %+v; it ends at %v", i, end)
 		}
 	}})
-	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
+	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{id: 1}) {
 		t.Errorf("told of %v: %v", told, err)
 	}
 	if b := c.Capabilities().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
@@ -935,19 +943,11 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 func TestASpotNoticeIsToldByEC2sClockAndWhenItsCellIsKnown(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute}))
 	c := open(t, settings(url))
-	r := request("t", 1)
-	r.CapacityType = cloud.Spot
-	got, err := runLaunch(t.Context(), c, r).All()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := model.Machines().Interrupt(got[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	takenBack(t, c, model, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	asked, told := 0, 0
-	err = c.Interruptions(ctx, cloud.Listener{
+	err := c.Interruptions(ctx, cloud.Listener{
 		Mine: func(string) bool { asked++; return asked > 2 },
 		Notify: func(i cloud.Interruption) {
 			if told++; i.Left <= 0 || i.Left > 2*time.Minute+time.Second { // it tells whole seconds
@@ -967,26 +967,18 @@ func TestALookThatFailsEndsNoWatchAndIsTold(t *testing.T) {
 	cfg := settings(url)
 	cfg.Log = slog.New(slog.NewTextHandler(&told, nil))
 	c := open(t, cfg)
-	r := request("t", 1)
-	r.CapacityType = cloud.Spot
-	got, err := runLaunch(t.Context(), c, r).All()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := model.Machines().Interrupt(got[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	id := takenBack(t, c, model, 1)
 	for n := range 3 {
 		model.Machines().FailNth(sim.KindInterruptions, n+1, sim.Fault{Before: sim.ErrInternal})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	heard := ""
-	err = c.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
+	err := c.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
 		heard = i.InstanceID
 		cancel()
 	}})
-	if !errors.Is(err, context.Canceled) || heard != got[0].ID {
+	if !errors.Is(err, context.Canceled) || heard != id {
 		t.Errorf("it heard of %q, then %v", heard, err)
 	}
 	if n := strings.Count(told.String(), "look for spot instances"); n != 1 {
@@ -1051,7 +1043,7 @@ func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 	if err := c.DeleteOwned(t.Context(), "eni-0123456789abcdef0").Err(); err != nil {
 		t.Errorf("one that is not there: %v", err)
 	}
-	if left := len(model.Machines().OwnedNow()); left != 1 {
+	if left := len(model.Machines().OwnedResources.OwnedNow()); left != 1 {
 		t.Errorf("%d are left", left)
 	}
 	if list, err := c.ListOwned(t.Context(), ""); !cloud.Refused(err) {
@@ -1120,7 +1112,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		groups := model.Groups()
+		groups := model.Groups.All()
 		own := groups[len(groups)-1]
 		slices.Sort(tc.want)
 		if got := reach(own); !slices.Equal(got, tc.want) || own.Tags[cloud.TagOwner] != owner || own.VPC != vpc {
@@ -1135,7 +1127,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 		if err := runLaunch(t.Context(), c, request("again", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
-		again := model.Groups()
+		again := model.Groups.All()
 		if got, want := reach(again[len(again)-1]), append([]string{}, others("10.0.0.0/8", "icmp")...); len(again) != len(groups) ||
 			!slices.Equal(got, slices.Sorted(slices.Values(append(want, "tcp 6421-6421 from 10.0.0.0/8")))) {
 			t.Errorf("%s, and then as usual: %v in %d groups", what, got, len(again))
@@ -1169,7 +1161,7 @@ func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
 	cfg.metadata = metadataOf(t, "subnet-a1", func() string { return *groups.Load() })
 	cfg.Transport = sentTo{strings.TrimPrefix(api, "http://")}
 	agentFrom := func() (all []string) {
-		for _, g := range model.Groups() {
+		for _, g := range model.Groups.All() {
 			for _, r := range g.Rules {
 				if r.From == agentPort {
 					all = append(all, r.Source)
@@ -1203,8 +1195,8 @@ func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
 
 	moveTo("sg-there")
 	c := open(t, cfg)
-	if err := c.Admit(t.Context(), owner); err != nil || len(model.Groups()) != len(anAccount(sim.Knobs{}).Groups) {
-		t.Errorf("without cells: %v; the groups are %v", err, model.Groups())
+	if err := c.Admit(t.Context(), owner); err != nil || len(model.Groups.All()) != len(anAccount(sim.Knobs{}).Groups) {
+		t.Errorf("without cells: %v; the groups are %v", err, model.Groups.All())
 	}
 	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
@@ -1268,7 +1260,7 @@ func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
 	if err := open(t, cfg).Admit(t.Context(), owner); err != nil {
 		t.Error(err)
 	}
-	for _, g := range model.Groups() {
+	for _, g := range model.Groups.All() {
 		for _, r := range g.Rules {
 			if strings.HasPrefix(r.Source, "10.1.") {
 				t.Errorf("a rule is left: %+v", r)
@@ -1308,7 +1300,7 @@ func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if slices.ContainsFunc(model.Groups(), func(g ec2.Group) bool { return g.ID == group }) {
+	if slices.ContainsFunc(model.Groups.All(), func(g ec2.Group) bool { return g.ID == group }) {
 		t.Error("the group is there")
 	}
 	// A Kip that runs on makes another.

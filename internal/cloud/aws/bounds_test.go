@@ -73,7 +73,7 @@ func TestQuotasThatCannotBeReadAreThoseThatWereReadLast(t *testing.T) {
 	cfg, log := settings(url), &bytes.Buffer{}
 	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 	c := open(t, cfg)
-	model.FailQuotas("AccessDeniedException")
+	model.Quotas.Fail("AccessDeniedException")
 	for range 2 {
 		if b := boundsOf(t, c, owner); len(b.MilliCPU) > 0 || len(b.Machines) != 3 {
 			t.Errorf("without a right to quotas: %+v", b)
@@ -82,13 +82,13 @@ func TestQuotasThatCannotBeReadAreThoseThatWereReadLast(t *testing.T) {
 	if n := strings.Count(log.String(), "quotas of vCPUs are not read"); n != 1 {
 		t.Errorf("it was told %d times:\n%s", n, log)
 	}
-	model.FailQuotas("")
+	model.Quotas.Fail("")
 	before := boundsOf(t, c, owner).MilliCPU
-	model.FailQuotas("ServiceException")
+	model.Quotas.Fail("ServiceException")
 	if after := boundsOf(t, c, owner).MilliCPU; len(before) == 0 || !maps.Equal(before, after) {
 		t.Errorf("after a fault: %v, want %v", after, before)
 	}
-	model.FailQuotas("")
+	model.Quotas.Fail("")
 	model.Change(func(cfg *ec2.Config) { cfg.Quotas = nil })
 	if b := boundsOf(t, c, owner); len(b.MilliCPU) > 0 {
 		t.Errorf("of no quotas: %+v", b)

@@ -31,7 +31,7 @@ func creditsOf(t *testing.T, model *ec2.Model, id string) ec2.Credits {
 	t.Helper()
 	for _, i := range model.Machines().History() {
 		if i.ID == id {
-			return model.CreditsOf(i)
+			return model.Credits.Of(i)
 		}
 	}
 	t.Fatalf("there is no instance %s", id)
@@ -348,7 +348,7 @@ func TestTheEndOfABoostIsAnsweredByInstance(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	id, ended := launchOne(t, c, small(t, c, "a", 1)), launchOne(t, c, small(t, c, "b", 1))
 	plain := launchOne(t, c, resolved(t, c, request("c", 1)))
-	if err := model.Machines().Vanish(ended); err != nil {
+	if err := model.Machines().Interrupter.Vanish(ended); err != nil {
 		t.Fatal(err)
 	}
 	results := c.EndBoost(t.Context(), id, plain, ended, "i-00000000000000009")

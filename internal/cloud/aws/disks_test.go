@@ -62,7 +62,7 @@ func TestADiskIsEncryptedAndAsLargeAsAsked(t *testing.T) {
 	r.SizeBytes = gibi + 1
 	r.Tags[cloud.TagName] = strings.Repeat("ü", 300) // longer than EC2 takes
 	disk := makeDisk(t, c, r)
-	made := model.Volumes()
+	made := model.Volumes.All()
 	if len(made) != 1 || !made[0].Encrypted || made[0].Kind != "gp3" || made[0].GiB != 2 || disk.SizeBytes != 2*gibi ||
 		made[0].Tags[tagDisk] != "a" || made[0].Tags[cloud.TagName] != strings.Repeat("ü", 256) {
 		t.Errorf("made %+v, told %+v", made, disk)
@@ -80,7 +80,7 @@ func TestADiskIsEncryptedAndAsLargeAsAsked(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if n := len(model.Volumes()); n != 1 {
+	if n := len(model.Volumes.All()); n != 1 {
 		t.Errorf("%d volumes", n)
 	}
 }
@@ -89,9 +89,9 @@ func TestADiskIsEncryptedAndAsLargeAsAsked(t *testing.T) {
 func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	first := makeDisk(t, c, diskRequest("a"))
-	model.ForgetTokens()
-	if again := makeDisk(t, c, diskRequest("a")); again.ID != first.ID || len(model.Volumes()) != 1 {
-		t.Errorf("made %s and then %s: %+v", first.ID, again.ID, model.Volumes())
+	model.Volumes.ForgetTokens()
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != first.ID || len(model.Volumes.All()) != 1 {
+		t.Errorf("made %s and then %s: %+v", first.ID, again.ID, model.Volumes.All())
 	}
 	// A disk that was deleted is made anew, once EC2 would show it if it were only young.
 	other := makeDisk(t, c, diskRequest("b"))
@@ -100,12 +100,12 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	}
 	// The second look is that at the disk which the token has made.
 	d, err := c.CreateDisk(givesUpAfter(t, model, 2), diskRequest("b"))
-	if err == nil || !strings.Contains(err.Error(), other.ID) || len(model.Volumes()) != 1 {
+	if err == nil || !strings.Contains(err.Error(), other.ID) || len(model.Volumes.All()) != 1 {
 		t.Errorf("made again: %+v, %v", d, err)
 	}
-	model.AgeVolumes(2 * shownWithin)
-	if again := makeDisk(t, c, diskRequest("b")); again.ID == other.ID || len(model.Volumes()) != 2 {
-		t.Errorf("made %s and then %s: %+v", other.ID, again.ID, model.Volumes())
+	model.Volumes.Age(2 * shownWithin)
+	if again := makeDisk(t, c, diskRequest("b")); again.ID == other.ID || len(model.Volumes.All()) != 2 {
+		t.Errorf("made %s and then %s: %+v", other.ID, again.ID, model.Volumes.All())
 	}
 }
 
@@ -137,7 +137,7 @@ func tryDisk(t *testing.T, c *Cloud, model *ec2.Model, token string) (cloud.Disk
 // EC2 accepts a volume whose KMS key it cannot use, and tells the same one to the same ClientToken.
 func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	model.FailVolumes(ec2.FateError)
+	model.Volumes.Fail(ec2.FateError)
 	last := ""
 	for range 3 {
 		_, err := tryDisk(t, c, model, "a")
@@ -146,8 +146,8 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 			t.Fatalf("after %s: %v", last, err)
 		}
 		// Who asks before it is deleted is told of the same one, and has not used up another token.
-		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes()) != 1 {
-			t.Errorf("again: %v with %+v", err, model.Volumes())
+		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes.All()) != 1 {
+			t.Errorf("again: %v with %+v", err, model.Volumes.All())
 		}
 		// It is no reason to refuse a disk of another size, or in another zone.
 		other := diskRequest("a")
@@ -161,13 +161,13 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 		}
 		last = failed.Disk
 	}
-	model.FailVolumes(ec2.FateWhole)
+	model.Volumes.Fail(ec2.FateWhole)
 	if n := c.attemptAt("a").number; n != 3 {
 		t.Errorf("the next attempt is number %d, want 3", n)
 	}
 	disk := makeDisk(t, c, diskRequest("a"))
-	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes()) != 1 || len(c.attempts) != 0 {
-		t.Errorf("made %s and then %s: %+v, remembering %v", disk.ID, again.ID, model.Volumes(), c.attempts)
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes.All()) != 1 || len(c.attempts) != 0 {
+		t.Errorf("made %s and then %s: %+v, remembering %v", disk.ID, again.ID, model.Volumes.All(), c.attempts)
 	}
 }
 
@@ -184,7 +184,7 @@ func TestAClaimGetsItsDiskOnceItsConfigurationIsAnother(t *testing.T) {
 		account.Keys = []string{keyOfDisks}
 		model, url := serve(t, account)
 		c := open(t, settings(url))
-		model.FailVolumes(ec2.FateError)
+		model.Volumes.Fail(ec2.FateError)
 		for range 3 { // each uses up a ClientToken
 			_, err := tryDisk(t, c, model, "a")
 			failed, is := errors.AsType[*cloud.FailedDiskError](err)
@@ -195,19 +195,19 @@ func TestAClaimGetsItsDiskOnceItsConfigurationIsAnother(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		model.FailVolumes(ec2.FateWhole)
+		model.Volumes.Fail(ec2.FateWhole)
 		s, r, clk := settings(url), diskRequest("a"), clocktesting.NewFakeClock(time.Now())
 		s.Clock = clk
 		change(&s, &r)
 		c = open(t, s)
 		// It may be a volume that EC2 does not show yet: another beside it would be nobody's.
-		if _, err := c.CreateDisk(t.Context(), r); err == nil || cloud.Refused(err) || len(model.Volumes()) != 0 {
-			t.Errorf("%s: at once: %v with %+v", what, err, model.Volumes())
+		if _, err := c.CreateDisk(t.Context(), r); err == nil || cloud.Refused(err) || len(model.Volumes.All()) != 0 {
+			t.Errorf("%s: at once: %v with %+v", what, err, model.Volumes.All())
 		}
 		clk.Step(2 * shownWithin)
 		disk := makeDisk(t, c, r)
-		if again := makeDisk(t, c, r); again.ID != disk.ID || len(model.Volumes()) != 1 || len(c.attempts) != 0 {
-			t.Errorf("%s: made %s and then %s: %+v, remembering %v", what, disk.ID, again.ID, model.Volumes(), c.attempts)
+		if again := makeDisk(t, c, r); again.ID != disk.ID || len(model.Volumes.All()) != 1 || len(c.attempts) != 0 {
+			t.Errorf("%s: made %s and then %s: %+v, remembering %v", what, disk.ID, again.ID, model.Volumes.All(), c.attempts)
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestAClaimGetsItsDiskOnceItsConfigurationIsAnother(t *testing.T) {
 // One look that shows a volume lost is not believed: EC2's answers are of different ages.
 func TestAVolumeIsLostOnlyWhenTwoLooksSaySo(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	model.FailVolumes(ec2.FateError)
+	model.Volumes.Fail(ec2.FateError)
 	if _, err := tryDisk(t, c, model, "a"); err == nil {
 		t.Fatal("it was made")
 	}
@@ -229,7 +229,7 @@ func TestAVolumeIsLostOnlyWhenTwoLooksSaySo(t *testing.T) {
 func TestAVolumeThatEC2NeverShowsIsMadeAnew(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	c := open(t, settings(url))
-	model.FailVolumes(ec2.FateNever)
+	model.Volumes.Fail(ec2.FateNever)
 	for n := range 3 {
 		before := model.Calls()["CreateVolume"]
 		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), "does not show") {
@@ -241,12 +241,12 @@ func TestAVolumeThatEC2NeverShowsIsMadeAnew(t *testing.T) {
 		if calls, most := model.Calls()["CreateVolume"]-before, 3; calls > most {
 			t.Errorf("try %d: %d calls", n, calls)
 		}
-		model.AgeVolumes(2 * shownWithin)
+		model.Volumes.Age(2 * shownWithin)
 	}
-	model.FailVolumes(ec2.FateWhole)
+	model.Volumes.Fail(ec2.FateWhole)
 	disk := makeDisk(t, open(t, settings(url)), diskRequest("a"))
-	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes()) != 1 {
-		t.Errorf("made %s and then %s: %+v", disk.ID, again.ID, model.Volumes())
+	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes.All()) != 1 {
+		t.Errorf("made %s and then %s: %+v", disk.ID, again.ID, model.Volumes.All())
 	}
 }
 
@@ -259,7 +259,7 @@ func TestOneCallTriesABoundedNumberOfVolumesAndRemembersHowFarItCame(t *testing.
 		if err := c.DeleteDisk(t.Context(), makeDisk(t, c, r).ID); err != nil {
 			t.Fatal(err)
 		}
-		model.AgeVolumes(2 * shownWithin)
+		model.Volumes.Age(2 * shownWithin)
 	}
 	c = open(t, settings(url))
 	before := model.Calls()["CreateVolume"]
@@ -307,7 +307,7 @@ func TestALostAnswerLeavesNoDiskTwiceAndNoneBehind(t *testing.T) {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s again: %v", step.kind, err)
 		}
-		all := model.Volumes()
+		all := model.Volumes.All()
 		if step.want == nil && len(all) != 0 || step.want != nil && (len(all) != 1 || !step.want(all[0])) {
 			t.Fatalf("%s: %+v", step.kind, all)
 		}
@@ -330,7 +330,7 @@ func TestADiskThatCannotBeLookedAtIsNotToldAsNotMade(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := len(model.Volumes()); n != 2 {
+	if n := len(model.Volumes.All()); n != 2 {
 		t.Errorf("%d volumes", n)
 	}
 }
@@ -341,17 +341,17 @@ func TestADiskThatIsInUseIsNotGoneThoughNoLookShowsIt(t *testing.T) {
 	if err := c.AttachDisk(t.Context(), disk, running(t, c, "t", 1)[0]); err != nil {
 		t.Fatal(err)
 	}
-	model.HideVolumes(true)
-	defer model.HideVolumes(false)
-	if err := c.DeleteDisk(t.Context(), disk); err == nil || len(model.Volumes()) != 1 {
-		t.Errorf("deleted: %v, %+v", err, model.Volumes())
+	model.Volumes.Hide(true)
+	defer model.Volumes.Hide(false)
+	if err := c.DeleteDisk(t.Context(), disk); err == nil || len(model.Volumes.All()) != 1 {
+		t.Errorf("deleted: %v, %+v", err, model.Volumes.All())
 	}
 }
 
 func TestTheDisksOfCellsThemselvesAreNotListed(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: owner}}) // a root disk
-	model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: "other", tagDisk: "b"}})
+	model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: owner}}) // a root disk
+	model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 8, Tags: map[string]string{cloud.TagOwner: "other", tagDisk: "b"}})
 	disk := makeDisk(t, c, diskRequest("a"))
 	list, err := c.ListDisks(t.Context(), owner)
 	if err != nil || len(list) != 1 || list[0].ID != disk.ID || list[0].SizeBytes != gibi || list[0].Tags[cloud.TagVolume] != "pvc-a" {
@@ -369,7 +369,7 @@ func TestAnInstanceHasAsManyDisksAsItsTypeTakes(t *testing.T) {
 	const most = 26
 	var disks []string
 	for wants := map[uint32]string{}; len(disks) == 0; { // two that want one name
-		disk := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+		disk := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1})
 		name := hashOf(disk) % uint32(len(deviceNames))
 		if other, taken := wants[name]; taken {
 			disks = []string{other, disk}
@@ -377,7 +377,7 @@ func TestAnInstanceHasAsManyDisksAsItsTypeTakes(t *testing.T) {
 		wants[name] = disk
 	}
 	for len(disks) < most {
-		disks = append(disks, model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1}))
+		disks = append(disks, model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1}))
 	}
 	for n, disk := range disks {
 		if err := c.AttachDisk(t.Context(), disk, id); err != nil {
@@ -385,7 +385,7 @@ func TestAnInstanceHasAsManyDisksAsItsTypeTakes(t *testing.T) {
 		}
 	}
 	names := map[string]bool{}
-	for _, v := range model.Volumes() {
+	for _, v := range model.Volumes.All() {
 		names[v.Device] = true
 	}
 	delete(names, "") // of those that are free
@@ -395,7 +395,7 @@ func TestAnInstanceHasAsManyDisksAsItsTypeTakes(t *testing.T) {
 	if calls := model.Calls()["AttachVolume"]; calls == most {
 		t.Errorf("no two of %d disks wanted the same name: this proves nothing", most)
 	}
-	more := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	more := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1})
 	err := c.AttachDisk(t.Context(), more, id)
 	if !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "AttachmentLimitExceeded") {
 		t.Errorf("one more: %v", err)
@@ -419,7 +419,7 @@ func TestWhatCannotBeAttachedSaysWhy(t *testing.T) {
 		!strings.Contains(err.Error(), "ZoneMismatch") {
 		t.Errorf("another zone: %v", err)
 	}
-	gone := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	gone := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1})
 	if err := c.DeleteDisk(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
@@ -450,13 +450,13 @@ func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
 	if err := c.AttachDisk(t.Context(), held, id); err != nil {
 		t.Fatal(err)
 	}
-	model.FailVolumes(ec2.FateError)
+	model.Volumes.Fail(ec2.FateError)
 	_, err := tryDisk(t, c, model, "broken")
 	failed, is := errors.AsType[*cloud.FailedDiskError](err)
 	if !is {
 		t.Fatal(err)
 	}
-	shared := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, MultiAttach: true})
+	shared := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 4, MultiAttach: true})
 	for what, tc := range map[string]struct {
 		disk, zone string
 		want       error
@@ -492,7 +492,7 @@ func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
 func TestADiskThatSeveralMayHaveIsRefused(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	id := running(t, c, "t", 1)[0]
-	shared := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 4, Kind: "io2", MultiAttach: true})
+	shared := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 4, Kind: "io2", MultiAttach: true})
 	if err := c.AttachDisk(t.Context(), shared, id); !errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), "Multi-Attach") ||
 		model.Calls()["AttachVolume"] != 0 {
 		t.Errorf("attached: %v", err)
@@ -600,7 +600,7 @@ func TestWhoWaitForVolumesShareACall(t *testing.T) {
 	const n = 50
 	ids := make([]string, n)
 	for i := range ids {
-		ids[i] = model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: i + 1})
+		ids[i] = model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: i + 1})
 	}
 	c.looks <- struct{}{} // somebody's question is on its way
 	var all errgroup.Group
@@ -625,7 +625,7 @@ func TestWhoWaitForVolumesShareACall(t *testing.T) {
 
 func TestTheEndOfWhoAsksIsNotTheEndOfTheOthers(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	id := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1})
+	id := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1})
 	c.looks <- struct{}{}
 	var one errgroup.Group
 	one.Go(func() error {

@@ -46,7 +46,7 @@ var repositories = []string{"team/app", "team/side", "team/other", "team/open"}
 func filled(t *testing.T, model *ec2.Model, url string) {
 	t.Helper()
 	for _, name := range repositories {
-		if err := model.Push(t.Context(), strings.TrimPrefix(url, "http://"), name+":1", empty.Image); err != nil {
+		if err := model.Registry.Push(t.Context(), strings.TrimPrefix(url, "http://"), name+":1", empty.Image); err != nil {
 			t.Fatal(err)
 		}
 	}

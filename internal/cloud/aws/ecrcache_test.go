@@ -24,7 +24,7 @@ func caching(t *testing.T) (model *ec2.Model, url string) {
 	account.Upstreams = []string{upstreamOnly}
 	model, url = serve(t, account)
 	filled(t, model, url)
-	upstream := httptest.NewServer(model.Upstream(upstreamOnly))
+	upstream := httptest.NewServer(model.Registry.Upstream(upstreamOnly))
 	t.Cleanup(upstream.Close)
 	ref, err := name.ParseReference(strings.TrimPrefix(upstream.URL, "http://")+"/"+upstreamOnly+":1", name.Insecure)
 	if err != nil {

@@ -88,7 +88,7 @@ func TestNoMachineIsLaunchedWhereItDoesNotBootByUEFI(t *testing.T) {
 		// A catalogue that was stored before may offer all.
 		spec := request("t", 1).LaunchSpec
 		spec.SecurityGroups, spec.Arch = nil, "amd64"
-		for _, subnet := range model.Subnets() {
+		for _, subnet := range model.Networks.Subnets() {
 			spec.Zone, spec.Subnet = subnet.Zone, subnet.ID
 			_, err := c.Resolve(t.Context(), spec)
 			if is := slices.Contains(tc.want, subnet.ID); is != (err == nil) || !is && cloud.ScopeOf(err).Subnet != subnet.ID {

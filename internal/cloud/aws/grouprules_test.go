@@ -20,7 +20,7 @@ const ofLBC = "elbv2.k8s.aws/targetGroupBinding=shared"
 // cellsGroupOf is a model's only group of cells.
 func cellsGroupOf(t *testing.T, model *ec2.Model) ec2.Group {
 	t.Helper()
-	all := model.Groups()
+	all := model.Groups.All()
 	n := slices.IndexFunc(all, func(g ec2.Group) bool { return g.Name == nameOfGroup(owner) })
 	if n < 0 {
 		t.Fatalf("there is no group of cells among %+v", all)

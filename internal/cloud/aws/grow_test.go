@@ -36,7 +36,7 @@ func TestADiskGrowsFourTimesADay(t *testing.T) {
 	if again := notYet(t, err, "next modification at "); again != changedOftenRetry {
 		t.Errorf("after four changes Kip tries again in %s", again)
 	}
-	model.AgeChanges(24 * time.Hour)
+	model.Volumes.AgeChanges(24 * time.Hour)
 	if grown, err := c.GrowDisk(t.Context(), disk.ID, 6*gibi); err != nil || grown.SizeBytes != 6*gibi {
 		t.Errorf("a day later: %+v, %v: want 6 GiB", grown, err)
 	}
@@ -54,13 +54,13 @@ func TestADiskGrowsAgainOnceItsLastChangeIsCompleted(t *testing.T) {
 		t.Helper()
 		done := make(chan error, 1)
 		go func() {
-			grown, err := c.GrowDisk(t.Context(), model.Volumes()[0].ID, int64(size)*gibi)
+			grown, err := c.GrowDisk(t.Context(), model.Volumes.All()[0].ID, int64(size)*gibi)
 			if err == nil && grown.SizeBytes != int64(size)*gibi {
 				err = fmt.Errorf("it has %d bytes", grown.SizeBytes)
 			}
 			done <- err
 		}()
-		for model.Volumes()[0].GiB < size {
+		for model.Volumes.All()[0].GiB < size {
 			select {
 			case err := <-done:
 				t.Fatalf("to %d GiB: it is over with %v before EC2 changes it", size, err)
@@ -88,7 +88,7 @@ func TestADiskGrowsAgainOnceItsLastChangeIsCompleted(t *testing.T) {
 		}
 	}
 	grows(2)
-	_, err := c.GrowDisk(t.Context(), model.Volumes()[0].ID, 3*gibi)
+	_, err := c.GrowDisk(t.Context(), model.Volumes.All()[0].ID, 3*gibi)
 	if again := notYet(t, err, "optimizing"); again != changingRetry {
 		t.Errorf("during a change Kip tries again in %s", again)
 	}

@@ -120,16 +120,16 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 		w.until("it looked", func() bool { return w.model.Calls()["DescribeInstanceStatus"] > until })
 	}
 	of := ec2.Maintenance{Instance: w.spot, Code: "instance-stop", NotBefore: w.clock.Now().Add(10 * 24 * time.Hour)}
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	of.NotBefore, of.Over = w.clock.Now().Add(time.Minute), true
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	if told := w.all(); len(told) > 0 {
 		t.Errorf("told %q long before, or of what is over", told)
 	}
 	of.NotBefore, of.Over = w.clock.Now().Add(maintenanceLead/2), false
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	want := []string{"instance-stop " + w.spot}
 	if told := w.all(); !slices.Equal(told, want) {
@@ -137,7 +137,7 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 	}
 	// Put off, by however little, it is told again.
 	of.NotBefore = of.NotBefore.Add(time.Minute)
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	want = append(want, want[0])
 	if told := w.all(); !slices.Equal(told, want) {
@@ -145,14 +145,14 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 	}
 	// Put off for long, or called off, it is no reason to move a pod.
 	of.NotBefore = w.clock.Now().Add(10 * 24 * time.Hour)
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	want = append(want, "called off "+w.spot)
 	if told := w.all(); !slices.Equal(told, want) {
 		t.Errorf("put off for long: told %q, want %q", told, want)
 	}
 	of.NotBefore = w.clock.Now().Add(maintenanceLead / 2)
-	w.must(w.model.Maintain(of))
+	w.must(w.model.Announcements.Maintain(of))
 	looked()
 	// Others are none of Kip's, and a look that is refused ends nothing.
 	w.mu.Lock()
@@ -161,7 +161,7 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 	launch := request("other", 1)
 	others, err := w.model.Machines().Launch(t.Context(), launch).All()
 	w.must(err)
-	w.must(w.model.Maintain(ec2.Maintenance{Instance: others[0].ID, Code: "system-reboot", NotBefore: w.clock.Now()}))
+	w.must(w.model.Announcements.Maintain(ec2.Maintenance{Instance: others[0].ID, Code: "system-reboot", NotBefore: w.clock.Now()}))
 	w.model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
 	looked()
 	if told := w.all(); len(told) > 0 {

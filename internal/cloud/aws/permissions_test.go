@@ -175,7 +175,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("attaching it", c.AttachDisk(t.Context(), disk.ID, id))
 	must("detaching it", c.DetachDisk(t.Context(), disk.ID, id))
 	must("deleting it", c.DeleteDisk(t.Context(), disk.ID))
-	drivers := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
+	drivers := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
 	must("attaching one of the driver's", c.AttachDisk(t.Context(), drivers, id))
 	must("detaching one of the driver's", c.DetachDisk(t.Context(), drivers, id))
 	must("tags", c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: map[string]string{
@@ -207,8 +207,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
-	if len(model.Machines().OwnedNow()) != 4 {
-		t.Errorf("%v", model.Machines().OwnedNow())
+	if len(model.Machines().OwnedResources.OwnedNow()) != 4 {
+		t.Errorf("%v", model.Machines().OwnedResources.OwnedNow())
 	}
 }
 
@@ -234,16 +234,16 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nor have another's disks, of which some cell has one.
-	free := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Kind: "gp3"})
-	taken := model.AddVolume(ec2.Volume{
+	free := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1, Kind: "gp3"})
+	taken := model.Volumes.Add(ec2.Volume{
 		Zone:     "us-east-1a",
 		GiB:      1,
 		Kind:     "gp3",
 		Instance: got[0].ID,
 		Device:   "/dev/sdf",
 	})
-	drivers := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
-	root := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{cloud.TagOwner: owner}})
+	drivers := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
+	root := model.Volumes.Add(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{cloud.TagOwner: owner}})
 	mine, err := c.CreateDisk(t.Context(), diskRequest("mine"))
 	if err != nil {
 		t.Fatal(err)

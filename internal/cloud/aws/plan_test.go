@@ -261,12 +261,12 @@ func TestAVolumeThatWasMadeIsNotRefusedForTheQuota(t *testing.T) {
 	if _, err := c.CreateDisk(t.Context(), diskRequest("a")); err == nil || cloud.NothingDone(err) {
 		t.Fatalf("the lost answer is %v", err)
 	}
-	model.HideVolumes(true) // as EC2 may for a while
+	model.Volumes.Hide(true) // as EC2 may for a while
 	if _, err := c.CreateDisk(t.Context(), diskRequest("a")); cloud.CauseOf(err) != cloud.ErrQuota || cloud.NothingDone(err) {
 		t.Errorf("while lists do not show it: %v, nothing done %t", err, cloud.NothingDone(err))
 	}
-	model.HideVolumes(false)
-	if disk, err := c.CreateDisk(t.Context(), diskRequest("a")); err != nil || disk.ID == "" || len(model.Volumes()) != 1 {
-		t.Errorf("once they do: %+v, %v; there are %v", disk, err, model.Volumes())
+	model.Volumes.Hide(false)
+	if disk, err := c.CreateDisk(t.Context(), diskRequest("a")); err != nil || disk.ID == "" || len(model.Volumes.All()) != 1 {
+		t.Errorf("once they do: %+v, %v; there are %v", disk, err, model.Volumes.All())
 	}
 }

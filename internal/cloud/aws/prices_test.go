@@ -72,7 +72,7 @@ var atTheModel = map[string]float64{"t3.small": 0.02, "c5.large": 0.08, "c7g.lar
 func TestPricesAreThoseOfThePriceList(t *testing.T) {
 	for _, region := range []string{"us-east-1", "eu-west-1", "cn-north-1", "us-gov-west-1"} {
 		p := newPriceList(t, region)
-		p.model.FailPrices(ec2.PriceFaults{Unfiltered: region == "us-east-1"})
+		p.model.Prices.Fail(ec2.PriceFaults{Unfiltered: region == "us-east-1"})
 		perHour, told := p.sold(t)
 		if !maps.Equal(perHour, atTheModel) {
 			t.Errorf("in %s: %v, want %v", region, perHour, atTheModel)
@@ -93,7 +93,7 @@ func TestWhatIsNoPriceIsIgnoredAndCounted(t *testing.T) {
 		return fmt.Sprintf(`{"product": {"productFamily": "Compute Instance", "attributes": {%s}}, "terms": {"OnDemand": {"a": {"priceDimensions":
 			{"b": {"unit": %q, "pricePerUnit": {%q: %q}}}}}}}`, attributes, unit, currency, amount)
 	}
-	p.model.FailPrices(ec2.PriceFaults{Odd: []string{
+	p.model.Prices.Fail(ec2.PriceFaults{Odd: []string{
 		"", "[]", `{"product": 1}`, `{"product": {"attributes": {"instanceType": 7}}}`, "{}",
 		odd("tenancy", "Dedicated", "Hrs", "USD", "7"), odd("operatingSystem", "Windows", "Hrs", "USD", "7"),
 		odd("regionCode", "us-west-2", "Hrs", "USD", "7"), odd("instanceType", "", "Hrs", "USD", "7"),
@@ -129,7 +129,7 @@ func TestPricesThatCannotBeReadAreTheEmbeddedOnes(t *testing.T) {
 		"China":                 {"cn-northwest-1", ec2.PriceFaults{FailsAfter: -1}, 0, map[string]float64{"c5.large": 0.739}, "750 days"},
 	} {
 		p := newPriceList(t, tc.region)
-		p.model.FailPrices(tc.faults)
+		p.model.Prices.Fail(tc.faults)
 		perHour, told := p.sold(t)
 		read := 0
 		for typ, at := range told {

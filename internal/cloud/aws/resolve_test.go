@@ -132,7 +132,7 @@ func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
 			again, err = c.Resolve(t.Context(), request("u", 3).LaunchSpec)
 		}
 		own := ""
-		for _, g := range model.Groups() {
+		for _, g := range model.Groups.All() {
 			if g.Tags[cloud.TagOwner] == owner {
 				own = g.ID
 			}

@@ -25,15 +25,15 @@ func TestRoutesAreInTheTablesOfTheCellsSubnets(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []ec2.Route{{Table: "rtb-main-" + vpc, To: routes[0], Instance: id}, {Table: "rtb-private-" + vpc, To: routes[0], Instance: id}}
-	if made := model.Routes(); !slices.Equal(made, want) || !model.Forwards(id) {
-		t.Errorf("%v, forwards %v: want %v", made, model.Forwards(id), want)
+	if made := model.Routing.Routes(); !slices.Equal(made, want) || !model.Routing.Forwards(id) {
+		t.Errorf("%v, forwards %v: want %v", made, model.Routing.Forwards(id), want)
 	}
 	only := settings(c.cfg.Endpoint)
 	only.Subnets = []string{privateSubnet}
 	if err := open(t, only).Route(t.Context(), id, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}); err != nil {
 		t.Fatal(err)
 	}
-	if made := model.Routes(); len(made) != 3 || made[2].Table != "rtb-private-"+vpc {
+	if made := model.Routing.Routes(); len(made) != 3 || made[2].Table != "rtb-private-"+vpc {
 		t.Errorf("of one subnet: %v", made)
 	}
 }
@@ -46,14 +46,15 @@ func TestWhoOnlyEndsTakesRoutesToTheInstanceBackInAnyVPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	id, dead := got[0].ID, ec2.Route{Table: "rtb-main-" + vpc, To: netip.MustParsePrefix("203.0.113.0/24"), Instance: "i-gone"}
-	model.AddRoute(dead)
+	model.Routing.AddRoute(dead)
 	if err := c.Route(t.Context(), id, routes); err != nil {
 		t.Fatal(err)
 	}
 	ends := settings(c.cfg.Endpoint)
 	ends.VPC, ends.EndsOnly = "", true
-	if err := open(t, ends).Unroute(t.Context(), id, []netip.Prefix{dead.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{dead}) {
-		t.Errorf("%v, %v", model.Routes(), err)
+	err = open(t, ends).Unroute(t.Context(), id, []netip.Prefix{dead.To})
+	if err != nil || !slices.Equal(model.Routing.Routes(), []ec2.Route{dead}) {
+		t.Errorf("%v, %v", model.Routing.Routes(), err)
 	}
 	ends.AccessKeyID, ends.SecretAccessKey = "", ""
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
@@ -73,8 +74,8 @@ func TestRoutesOfOthersStay(t *testing.T) {
 	table := "rtb-main-" + vpc
 	elsewhere := ec2.Route{Table: table, To: netip.MustParsePrefix("198.51.100.0/24"), Instance: other}
 	dead := ec2.Route{Table: table, To: netip.MustParsePrefix("203.0.113.0/24"), Instance: "i-gone"}
-	model.AddRoute(elsewhere)
-	model.AddRoute(dead)
+	model.Routing.AddRoute(elsewhere)
+	model.Routing.AddRoute(dead)
 	var taken *cloud.RouteTakenError
 	to := func(r ec2.Route) []netip.Prefix { return []netip.Prefix{r.To} }
 	for _, there := range []ec2.Route{elsewhere, dead} {
@@ -84,17 +85,17 @@ func TestRoutesOfOthersStay(t *testing.T) {
 		}
 	}
 	// Only who has made a route that leads nowhere knows whose it was.
-	if err := c.Unroute(t.Context(), mine, to(elsewhere)); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, dead}) {
-		t.Errorf("%v, %v", model.Routes(), err)
+	if err := c.Unroute(t.Context(), mine, to(elsewhere)); err != nil || !slices.Equal(model.Routing.Routes(), []ec2.Route{elsewhere, dead}) {
+		t.Errorf("%v, %v", model.Routing.Routes(), err)
 	}
-	if err := c.Unroute(t.Context(), mine, to(dead)); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere}) {
-		t.Errorf("%v, %v", model.Routes(), err)
+	if err := c.Unroute(t.Context(), mine, to(dead)); err != nil || !slices.Equal(model.Routing.Routes(), []ec2.Route{elsewhere}) {
+		t.Errorf("%v, %v", model.Routing.Routes(), err)
 	}
 	// One to IPv6 is not Kip's, which has no words to take it back.
 	six := ec2.Route{Table: table, To: netip.MustParsePrefix("2001:db8::/64"), Instance: mine}
-	model.AddRoute(six)
-	if err := c.Unroute(t.Context(), mine, nil); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, six}) {
-		t.Errorf("%v, %v", model.Routes(), err)
+	model.Routing.AddRoute(six)
+	if err := c.Unroute(t.Context(), mine, nil); err != nil || !slices.Equal(model.Routing.Routes(), []ec2.Route{elsewhere, six}) {
+		t.Errorf("%v, %v", model.Routing.Routes(), err)
 	}
 	// What leads through EC2's own gateway is nobody's to take.
 	anything := ec2.Route{To: netip.MustParsePrefix("0.0.0.0/0")}

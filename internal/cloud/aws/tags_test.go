@@ -85,7 +85,7 @@ func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T)
 			}
 		}
 	}
-	for _, v := range model.Volumes() {
+	for _, v := range model.Volumes.All() {
 		if v.Tags["team"] != "a" || v.Tags["kubernetes.io/cluster/prod"] != "owned" || v.Tags[cloud.TagOwner] != owner {
 			t.Errorf("the disk has the tags %v", v.Tags)
 		}
@@ -220,14 +220,14 @@ func TestTagsAreWrittenOnAnInstanceItsRootDiskAndItsInterface(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range i.Owned {
-		if got := model.PartTags()[id]; got["team"] != "a" || got[cloud.TagPod] != "b" || got[cloud.TagOwner] != owner {
+		if got := model.Parts.Tags()[id]; got["team"] != "a" || got[cloud.TagPod] != "b" || got[cloud.TagOwner] != owner {
 			t.Errorf("%s has the tags %v", id, got)
 		}
 	}
 	if n := model.Calls()["CreateTags"]; n != 1 {
 		t.Errorf("it took %d calls", n)
 	}
-	for _, v := range model.Volumes() {
+	for _, v := range model.Volumes.All() {
 		if v.Tags["team"] != "" {
 			t.Errorf("the disk of a claim has the tags %v", v.Tags)
 		}
@@ -283,7 +283,7 @@ func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range i.Owned {
-		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
+		if got := model.Parts.Tags()[id]; got[cloud.TagPod] != "a" {
 			t.Errorf("then %s has the tags %v", id, got)
 		}
 	}
@@ -319,7 +319,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range i.Owned {
-		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
+		if got := model.Parts.Tags()[id]; got[cloud.TagPod] != "a" {
 			t.Errorf("then %s has the tags %v", id, got)
 		}
 	}
@@ -343,7 +343,7 @@ func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 		t.Errorf("it has the tags %v, %v", list.Instances[0].Tags, err)
 	}
 	for _, id := range i.Owned {
-		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
+		if got := model.Parts.Tags()[id]; got[cloud.TagPod] != "" {
 			t.Errorf("%s has the tags %v", id, got)
 		}
 	}

@@ -41,7 +41,7 @@ func TestKipIsTheRoleThatItsServiceAccountsTokenAssumes(t *testing.T) {
 		},
 	}}
 	model, url := serve(t, cfg)
-	if err := model.PutRole(ec2.Role{ARN: role, Policy: Policy(), Trust: []byte(`{"Version": "2012-10-17", "Statement": [{"Sid": "T",
+	if err := model.Roles.PutRole(ec2.Role{ARN: role, Policy: Policy(), Trust: []byte(`{"Version": "2012-10-17", "Statement": [{"Sid": "T",
 		"Effect": "Allow", "Principal": {"Federated": "arn:aws:iam::123456789012:oidc-provider/issuer.example.com"},
 		"Action": "sts:AssumeRoleWithWebIdentity",
 		"Condition": {"StringEquals": {"issuer.example.com:sub": "system:serviceaccount:kube-system:kip"}}}]}`)}); err != nil {

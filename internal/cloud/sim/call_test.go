@@ -263,20 +263,22 @@ func TestRevokedCredentialsRefuseEverything(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
 		watch := make(chan error, 1)
-		go func() { watch <- c.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) }()
+		go func() { watch <- c.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) }()
 		synctest.Wait()
 		ok(t, c.Change(func(k *Knobs) { k.Unauthorised = true }))
 		if err := <-watch; !errors.Is(err, cloud.ErrUnauthorised) {
 			t.Errorf("the watch ended with %v: want ErrUnauthorised", err)
 		}
 		for name, call := range map[string]func() error{
-			"catalogue":     func() error { _, err := c.Catalogue(ctx); return err },
-			"launch":        func() error { _, err := try(ctx, c, request("2", 1)); return err },
-			"list":          func() error { _, err := c.List(ctx, owner); return err },
-			"terminate":     func() error { return c.Terminate(ctx, got[0].ID).Err() },
-			"stop":          func() error { return c.Stop(ctx, got[0].ID).Err() },
-			"start":         func() error { return c.Start(ctx, got[0].ID).Err() },
-			"interruptions": func() error { return c.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) },
+			"catalogue": func() error { _, err := c.Catalogue(ctx); return err },
+			"launch":    func() error { _, err := try(ctx, c, request("2", 1)); return err },
+			"list":      func() error { _, err := c.List(ctx, owner); return err },
+			"terminate": func() error { return c.Terminate(ctx, got[0].ID).Err() },
+			"stop":      func() error { return c.Stopper.Stop(ctx, got[0].ID).Err() },
+			"start":     func() error { return c.Stopper.Start(ctx, got[0].ID).Err() },
+			"interruptions": func() error {
+				return c.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
+			},
 		} {
 			if err := call(); !errors.Is(err, cloud.ErrUnauthorised) || !cloud.Refused(err) {
 				t.Errorf("%s got %v: want ErrUnauthorised", name, err)
@@ -296,7 +298,7 @@ func TestCloseEndsCallsUnderWay(t *testing.T) {
 		errs := make(chan error, 3)
 		go func() { _, err := try(ctx, c, request("1", 1)); errs <- err }()
 		go func() { _, err := c.List(ctx, owner); errs <- err }()
-		go func() { errs <- c.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) }()
+		go func() { errs <- c.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}}) }()
 		synctest.Wait()
 		c.Close()
 		for range 3 {

@@ -33,13 +33,15 @@ type Cloud struct {
 	*catalogues
 	*launches
 	*terminations
-	*stopping
-	*interruptions
-	*tagging
-	*disks
-	*ownedResources
-	*routes
 	*bills
+
+	// What it can do besides, by the names of cloud.Optional, and what was done of that.
+	Stopper        *stopping
+	Interrupter    *interruptions
+	Tagger         *tagging
+	Disks          *disks
+	OwnedResources *ownedResources
+	Router         *routes
 
 	holdings *holdings
 }
@@ -80,16 +82,16 @@ func wire(b *base, plan *addressPlan) *Cloud {
 	c.lists = &lists{base: b, calls: c.calls, machines: c.machines}
 	c.catalogues = &catalogues{base: b, calls: c.calls}
 	c.holdings = &holdings{base: b, held: map[offering]*holding{}, addresses: map[string]int{}, plan: plan}
-	c.disks = &disks{base: b, calls: c.calls, machines: c.machines}
-	c.ownedResources = &ownedResources{base: b, calls: c.calls}
-	c.routes = &routes{base: b, calls: c.calls, machines: c.machines, byPrefix: map[netip.Prefix]string{}}
+	c.Disks = &disks{base: b, calls: c.calls, machines: c.machines}
+	c.OwnedResources = &ownedResources{base: b, calls: c.calls}
+	c.Router = &routes{base: b, calls: c.calls, machines: c.machines, byPrefix: map[netip.Prefix]string{}}
 	charges := &charges{base: b, byKey: map[chargeKey]*charge{}}
 	c.bills = &bills{base: b, charges: charges, machines: c.machines}
-	courses := &courses{base: b, machines: c.machines, holdings: c.holdings, disks: c.disks, ownedResources: c.ownedResources}
+	courses := &courses{base: b, machines: c.machines, holdings: c.holdings, disks: c.Disks, ownedResources: c.OwnedResources}
 	c.terminations = &terminations{base: b, calls: c.calls, machines: c.machines, courses: courses}
-	c.stopping = &stopping{base: b, calls: c.calls, machines: c.machines, holdings: c.holdings, courses: courses}
-	c.tagging = &tagging{base: b, calls: c.calls, machines: c.machines, courses: courses}
-	c.interruptions = &interruptions{
+	c.Stopper = &stopping{base: b, calls: c.calls, machines: c.machines, holdings: c.holdings, courses: courses}
+	c.Tagger = &tagging{base: b, calls: c.calls, machines: c.machines, courses: courses}
+	c.Interrupter = &interruptions{
 		base:     b,
 		calls:    c.calls,
 		machines: c.machines,
@@ -103,7 +105,7 @@ func wire(b *base, plan *addressPlan) *Cloud {
 		holdings:      c.holdings,
 		charges:       charges,
 		courses:       courses,
-		interruptions: c.interruptions,
+		interruptions: c.Interrupter,
 		tokens:        map[string]*launched{},
 	}
 	return c
@@ -134,7 +136,7 @@ func (c *Cloud) Change(change func(*Knobs)) error {
 		return fmt.Errorf("change the simulated cloud: %w", err)
 	}
 	c.knobs = k.clone()
-	c.interruptions.tellStreams()
+	c.Interrupter.tellStreams()
 	return nil
 }
 
@@ -165,13 +167,13 @@ func (c *Cloud) SetCatalogue(types []catalog.InstanceType) error {
 // Optional implements cloud.Cloud.
 func (c *Cloud) Optional() cloud.Optional {
 	f := cloud.Optional{
-		Stopper:        c.stopping,
-		Interrupter:    c.interruptions,
-		Disks:          c.disks,
-		Router:         c.routes,
-		DiskGrower:     c.disks,
-		OwnedResources: c.ownedResources,
-		Tagger:         c.tagging,
+		Stopper:        c.Stopper,
+		Interrupter:    c.Interrupter,
+		Disks:          c.Disks,
+		Router:         c.Router,
+		DiskGrower:     c.Disks,
+		OwnedResources: c.OwnedResources,
+		Tagger:         c.Tagger,
 	}
 	if c.cfg.Resolves {
 		f.Resolver = c.catalogues

@@ -38,7 +38,7 @@ type Config struct {
 	// Knobs.Faults are; a zero Fault leaves the call to those. It may block.
 	Fault func(Call) Fault
 
-	// Mounted says that an instance uses a disk: for TornDisks. Optional. It is
+	// Mounted says that an instance uses a disk: for Torn of Disks. Optional. It is
 	// called with the cloud locked and must not call it.
 	Mounted func(disk, instance string) bool
 

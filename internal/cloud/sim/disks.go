@@ -148,7 +148,7 @@ func (c *disks) AttachDisk(ctx context.Context, id, instance string) error {
 
 // DetachDisk implements cloud.Disks. A disk of which Config.Mounted says that the
 // instance uses it is torn off all the same, as clouds do; History of that is in
-// TornDisks.
+// Torn.
 func (c *disks) DetachDisk(ctx context.Context, id, instance string) error {
 	err := c.calls.do(ctx, Call{Kind: KindDetachDisk, IDs: []string{id, instance}}, func(time.Time) error {
 		d := c.findDisk(id)
@@ -200,8 +200,8 @@ func (c *disks) freeDisks(instance string) {
 	}
 }
 
-// Disks returns the disks as they truly are.
-func (c *disks) Disks() []cloud.Disk {
+// All returns the disks as they truly are.
+func (c *disks) All() []cloud.Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []cloud.Disk
@@ -211,8 +211,8 @@ func (c *disks) Disks() []cloud.Disk {
 	return all
 }
 
-// TornDisks returns the disks that were detached while their instance used them.
-func (c *disks) TornDisks() []cloud.Disk {
+// Torn returns the disks that were detached while their instance used them.
+func (c *disks) Torn() []cloud.Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.torn)

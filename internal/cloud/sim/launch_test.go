@@ -90,7 +90,7 @@ func TestASubnetRunsOutOfAddresses(t *testing.T) {
 		}
 		other.Subnet = "s2"
 		launch(t, c, other)
-		ok(t, c.Vanish(ids(first)[0]))
+		ok(t, c.Interrupter.Vanish(ids(first)[0]))
 		other.Token, other.Subnet = "3", "s1"
 		launch(t, c, other)
 	})
@@ -216,7 +216,7 @@ func TestAddressesAreTheOwnOfWhoHoldsThem(t *testing.T) {
 					seen[i.ManagementIP], seen[i.PodIP] = true, true
 				}
 				freed := c.Truth()[7]
-				ok(t, c.Vanish(freed.ID))
+				ok(t, c.Interrupter.Vanish(freed.ID))
 				next := launch(t, c, request("2", 1))[0]
 				if got := next.ManagementIP == freed.ManagementIP; got != reuse {
 					t.Errorf("the next instance has the freed address: %t", got)

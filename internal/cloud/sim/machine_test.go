@@ -102,7 +102,7 @@ func TestAListThatBecomesStaleShowsWhatWasLongThere(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{BootTimes: []BootTime{{Distribution: always(time.Minute)}}}}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
 		pass(time.Hour) // it has booted since, and its history is forgotten
-		ok(t, c.Stop(ctx, got[0].ID).Err())
+		ok(t, c.Stopper.Stop(ctx, got[0].ID).Err())
 		ok(t, c.Change(func(k *Knobs) { k.StaleLists, k.StaleBy = 1, time.Hour-time.Second }))
 		if n := len(list(t, c)); n != 1 {
 			t.Errorf("the list shows %d instances as of a second after the launch: want 1", n)
@@ -114,7 +114,7 @@ func TestCallsDoNotKnowANewMachineYet(t *testing.T) {
 	inBubble(t, Config{Knobs: Knobs{UnknownFor: always(time.Second)}}, func(t *testing.T, c *Cloud) {
 		got := launch(t, c, request("1", 1))
 		ok(t, c.Terminate(ctx, got[0].ID).Err())
-		if err := c.Stop(ctx, got[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) || len(c.Truth()) != 1 {
+		if err := c.Stopper.Stop(ctx, got[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) || len(c.Truth()) != 1 {
 			t.Errorf("a stop too early got %v and left %d: want ErrRefused and 1", err, len(c.Truth()))
 		}
 		pass(time.Second)
@@ -186,7 +186,7 @@ func TestBootRunsInAMachineAsLongAsIt(t *testing.T) {
 		}, nil},
 		"stopped before it has booted": {Knobs{Stopping: always(time.Minute)}, func(t *testing.T, c *Cloud, id string) {
 			pass(5 * time.Second)
-			ok(t, c.Stop(ctx, id).Err())
+			ok(t, c.Stopper.Stop(ctx, id).Err())
 			pass(time.Hour)
 		}, nil},
 		"without addresses at first": {Knobs{AddressDelay: always(15 * time.Second)}, func(t *testing.T, c *Cloud, id string) {
@@ -194,19 +194,19 @@ func TestBootRunsInAMachineAsLongAsIt(t *testing.T) {
 		}, []string{"15s boot 1/0 running true", "1m0s end 1/0"}},
 		"stopped and started": {Knobs{Stopping: always(5 * time.Second)}, func(t *testing.T, c *Cloud, id string) {
 			pass(time.Minute)
-			ok(t, c.Stop(ctx, id).Err())
+			ok(t, c.Stopper.Stop(ctx, id).Err())
 			pass(time.Minute)
-			ok(t, c.Start(ctx, id).Err())
+			ok(t, c.Stopper.Start(ctx, id).Err())
 			pass(time.Minute)
 		}, []string{"10s boot 1/0 running true", "1m5s end 1/0", "2m10s boot 1/0 running true", "3m0s end 1/0"}},
 		"vanished": {Knobs{}, func(t *testing.T, c *Cloud, id string) {
 			pass(time.Minute)
-			ok(t, c.Vanish(id))
+			ok(t, c.Interrupter.Vanish(id))
 			pass(time.Second)
 		}, []string{"10s boot 1/0 running true", "1m0s end 1/0"}},
 		"taken back": {Knobs{}, func(t *testing.T, c *Cloud, id string) {
 			pass(time.Minute)
-			ok(t, c.Interrupt(id))
+			ok(t, c.Interrupter.Interrupt(id))
 			pass(time.Hour)
 		}, []string{"10s boot 1/0 running true", "3m0s end 1/0"}},
 		"never": {Knobs{BootTimes: []BootTime{{Types: "m5.*"}, {Types: "c5.*", Never: 1}, {}}}, func(t *testing.T, c *Cloud, id string) {
@@ -242,11 +242,11 @@ func TestStoppedMachinesTakeNoCapacityAndCostNothing(t *testing.T) {
 			}}, func(t *testing.T, c *Cloud) {
 				first := launch(t, c, request("1", 1))[0]
 				pass(time.Hour)
-				ok(t, c.Stop(ctx, first.ID).Err())
+				ok(t, c.Stopper.Stop(ctx, first.ID).Err())
 				if state := list(t, c)[0].State; state != cloud.Stopping {
 					t.Errorf("it is %s: want it stopping", state)
 				}
-				if err := c.Start(ctx, first.ID).Err(); !errors.Is(err, cloud.ErrRefused) {
+				if err := c.Stopper.Start(ctx, first.ID).Err(); !errors.Is(err, cloud.ErrRefused) {
 					t.Errorf("a start while it stops got %v: want ErrRefused", err)
 				}
 				if _, err := try(ctx, c, request("2", 1)); !errors.Is(err, cloud.ErrCapacity) {
@@ -262,12 +262,13 @@ func TestStoppedMachinesTakeNoCapacityAndCostNothing(t *testing.T) {
 					t.Errorf("a new machine has the address of one that is stopped")
 				}
 				var short *cloud.Error
-				if err := c.Start(ctx, first.ID).Err(); !errors.As(err, &short) || short.Scope.Zone != "z1" || c.Truth()[0].State != cloud.Stopped {
+				err := c.Stopper.Start(ctx, first.ID).Err()
+				if !errors.As(err, &short) || short.Scope.Zone != "z1" || c.Truth()[0].State != cloud.Stopped {
 					t.Errorf("a start without capacity got %v: want a shortage in z1", err)
 				}
 				pass(time.Hour)
 				ok(t, c.Terminate(ctx, second.ID).Err())
-				ok(t, c.Start(ctx, first.ID).Err())
+				ok(t, c.Stopper.Start(ctx, first.ID).Err())
 				if again := list(t, c)[0]; again.State != cloud.Running || !again.ManagementIP.IsValid() ||
 					(again.ManagementIP == first.ManagementIP) != keep {
 					t.Errorf("it started as %+v and was %+v; keeps its addresses: %t", again, first, keep)
@@ -286,16 +287,16 @@ func TestWhatCannotBeStopped(t *testing.T) {
 		func(t *testing.T, c *Cloud) {
 			spot := launch(t, c, spot(request("spot", 1)))[0].ID
 			good := launch(t, c, request("on-demand", 2))
-			if err := c.Stop(ctx, good[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
+			if err := c.Stopper.Stop(ctx, good[0].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
 				t.Errorf("stopping what is pending got %v: want ErrRefused", err)
 			}
 			pass(time.Second)
 			for _, bad := range []string{spot, "i-unknown"} {
-				if err := c.Stop(ctx, good[0].ID, bad).Err(); !errors.Is(err, cloud.ErrRefused) {
+				if err := c.Stopper.Stop(ctx, good[0].ID, bad).Err(); !errors.Is(err, cloud.ErrRefused) {
 					t.Errorf("stopping %s got %v: want ErrRefused", bad, err)
 				}
 			}
-			if err := c.Start(ctx, "i-unknown").Err(); !errors.Is(err, cloud.ErrRefused) {
+			if err := c.Stopper.Start(ctx, "i-unknown").Err(); !errors.Is(err, cloud.ErrRefused) {
 				t.Errorf("starting what is unknown got %v: want ErrRefused", err)
 			}
 			for _, i := range c.Truth() {
@@ -303,9 +304,9 @@ func TestWhatCannotBeStopped(t *testing.T) {
 					t.Errorf("a refused call has stopped %+v", i)
 				}
 			}
-			ok(t, c.Stop(ctx, good[0].ID, good[0].ID).Err())
+			ok(t, c.Stopper.Stop(ctx, good[0].ID, good[0].ID).Err())
 			ok(t, c.Terminate(ctx, good[1].ID).Err())
-			if err := c.Stop(ctx, good[1].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
+			if err := c.Stopper.Stop(ctx, good[1].ID).Err(); !errors.Is(err, cloud.ErrRefused) {
 				t.Errorf("stopping what is terminating got %v: want ErrRefused", err)
 			}
 			pass(time.Second)
@@ -320,14 +321,14 @@ func TestWhatCannotBeStopped(t *testing.T) {
 func TestStartOfManyIsAllOrNothing(t *testing.T) {
 	inBubble(t, Config{}, func(t *testing.T, c *Cloud) {
 		got := ids(launch(t, c, request("1", 3)))
-		ok(t, c.Stop(ctx, got...).Err())
+		ok(t, c.Stopper.Stop(ctx, got...).Err())
 		for name, bound := range map[string]func(k *Knobs){
 			"capacity":  func(k *Knobs) { k.Capacity = []Capacity{{Pool{}, 2}} },
 			"addresses": func(k *Knobs) { k.SubnetAddresses = map[string]int{"s1": 2} },
 			"quota":     func(k *Knobs) { k.Quotas = []Quota{{VCPUs: 5}} },
 		} {
 			ok(t, c.Change(func(k *Knobs) { *k = Knobs{}; bound(k) }))
-			if err := c.Start(ctx, got...).Err(); !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
+			if err := c.Stopper.Start(ctx, got...).Err(); !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) {
 				t.Errorf("%s: starting three with room for two got %v", name, err)
 			}
 			for _, i := range c.Truth() {
@@ -335,8 +336,8 @@ func TestStartOfManyIsAllOrNothing(t *testing.T) {
 					t.Errorf("%s: a start that failed left %+v", name, i)
 				}
 			}
-			ok(t, c.Start(ctx, got[:2]...).Err()) // so nothing was kept back
-			ok(t, c.Stop(ctx, got[:2]...).Err())
+			ok(t, c.Stopper.Start(ctx, got[:2]...).Err()) // so nothing was kept back
+			ok(t, c.Stopper.Stop(ctx, got[:2]...).Err())
 		}
 	})
 }
@@ -347,7 +348,7 @@ func TestInterruptionsAreAnnounced(t *testing.T) {
 			var told []cloud.Interruption
 			ended := make(chan error, 1)
 			go func() {
-				ended <- c.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }})
+				ended <- c.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }})
 			}()
 			synctest.Wait()
 			return &told, ended
@@ -366,15 +367,15 @@ func TestInterruptionsAreAnnounced(t *testing.T) {
 		life, cancel := context.WithCancel(ctx)
 		defer cancel()
 		early, _ := watch(life)
-		ok(t, c.Interrupt(got[0]))
-		ok(t, c.Interrupt(got[0])) // once decided is enough
+		ok(t, c.Interrupter.Interrupt(got[0]))
+		ok(t, c.Interrupter.Interrupt(got[0])) // once decided is enough
 		synctest.Wait()
 		is(early, got[0])
 		if at := (*early)[0].At; !at.Equal(time.Now().Add(2 * time.Minute)) {
 			t.Errorf("told of an end at %v: want two minutes from %v", at, time.Now())
 		}
 		pass(time.Minute)
-		ok(t, c.Interrupt(got[1]))
+		ok(t, c.Interrupter.Interrupt(got[1]))
 		late, lateEnded := watch(ctx)
 		is(early, got[0], got[1])
 		is(late, got[0], got[1])
@@ -390,7 +391,7 @@ func TestInterruptionsAreAnnounced(t *testing.T) {
 		is(later, got[1]) // of what has ended there is nothing to tell
 
 		boom := errors.New("boom")
-		c.CutInterruptions(boom)
+		c.Interrupter.CutInterruptions(boom)
 		if err := <-lateEnded; !errors.Is(err, boom) {
 			t.Errorf("the cut watch ended with %v: want %v", err, boom)
 		}
@@ -400,7 +401,7 @@ func TestInterruptionsAreAnnounced(t *testing.T) {
 		again, againEnded := watch(life)
 		is(again, got[1])
 		ok(t, c.Change(func(k *Knobs) { k.NoticesLost = 1 }))
-		ok(t, c.Interrupt(got[2]))
+		ok(t, c.Interrupter.Interrupt(got[2]))
 		pass(2 * time.Minute)
 		is(again, got[1])
 		if n := len(c.Truth()); n != 0 {

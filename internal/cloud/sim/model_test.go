@@ -171,24 +171,24 @@ func (h *history) some(rt *rapid.T) []string {
 }
 
 func (h *history) terminate(rt *rapid.T) { ok(rt, h.c.Terminate(ctx, h.some(rt)...).Err()) }
-func (h *history) vanish(rt *rapid.T)    { h.c.Vanish(h.some(rt)[0]) }
+func (h *history) vanish(rt *rapid.T)    { h.c.Interrupter.Vanish(h.some(rt)[0]) }
 
 func (h *history) interrupt(rt *rapid.T) {
 	id := h.some(rt)[0]
 	if a := h.paid[id]; a != nil && !a.since.IsZero() {
 		h.met["interrupted"]++
 	}
-	h.c.Interrupt(id)
+	h.c.Interrupter.Interrupt(id)
 }
 
 func (h *history) stop(rt *rapid.T) {
-	if err := h.c.Stop(ctx, h.some(rt)...).Err(); err != nil && !errors.Is(err, cloud.ErrRefused) {
+	if err := h.c.Stopper.Stop(ctx, h.some(rt)...).Err(); err != nil && !errors.Is(err, cloud.ErrRefused) {
 		rt.Fatal(err)
 	}
 }
 
 func (h *history) start(rt *rapid.T) {
-	if err := h.c.Start(ctx, h.some(rt)...).Err(); err != nil && !cloud.Refused(err) {
+	if err := h.c.Stopper.Start(ctx, h.some(rt)...).Err(); err != nil && !cloud.Refused(err) {
 		rt.Fatal(err)
 	}
 }

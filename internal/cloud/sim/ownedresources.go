@@ -13,8 +13,6 @@ import (
 // partKind is that of the one part that each machine has.
 const partKind = "network interface"
 
-var _ cloud.OwnedResources = (*Cloud)(nil)
-
 // ownedResources are the network interfaces of machines.
 type ownedResources struct {
 	*base

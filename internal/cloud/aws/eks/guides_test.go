@@ -235,7 +235,7 @@ func account(t *testing.T) *model.Model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.PutIAMRole(model.IAMRole{
+	if err := m.Roles.PutIAMRole(model.IAMRole{
 		ARN: "arn:aws:iam::" + id + ":role/kip-enterprise",
 		Trust: `{"Statement": [` + wellknown.TrustStatement("arn:aws:iam::"+id+":oidc-provider/"+issuer, issuer,
 			"system:serviceaccount:kip:kip-provider") + `]}`,
@@ -349,13 +349,13 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 // cellsReachTheFileSystem is an error unless the account has one file system, with a mount target whose groups let cells mount it by NFS:
 // cells are members of the group kip-cells. No machine mounts it: the model has no NFS server.
 func cellsReachTheFileSystem(m *model.Model) error {
-	systems, targets := m.FileSystems(), m.MountTargets()
+	systems, targets := m.FileSystems.All(), m.MountTargets.All()
 	if len(systems) != 1 || systems[0].Tags["Name"] != "kip-efs" || len(targets) != 1 || targets[0].FileSystem != systems[0].ID ||
 		targets[0].Subnet != "subnet-a" {
 		return fmt.Errorf("there are the file systems %+v and the mount targets %+v", systems, targets)
 	}
 	groups := map[string]model.Group{}
-	for _, g := range m.Groups() {
+	for _, g := range m.Groups.All() {
 		groups[g.Name] = g
 	}
 	nfs := model.Rule{Protocol: "tcp", From: 2049, To: 2049, Source: groups["kip-cells"].ID}

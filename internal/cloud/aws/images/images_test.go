@@ -140,7 +140,7 @@ func TestWithoutTheRightToItsKeyAPublicationSaysWhatToDo(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "the statements GrantsTheKey and UsesTheKey of docs/boot-image.md") {
 			t.Errorf("without %s: %v", sid, err)
 		}
-		if n := len(r.model.Snapshots()); n != 0 {
+		if n := len(r.model.Snapshots.All()); n != 0 {
 			t.Errorf("without %s: %d snapshots are left", sid, n)
 		}
 	}
@@ -211,13 +211,13 @@ func (r *region) disk(version string) (Image, map[int][]byte) {
 
 // published are the images but the account's other one.
 func (r *region) published() []ec2.Image {
-	return slices.DeleteFunc(r.model.Images(), func(i ec2.Image) bool { return i.ID == "ami-other" })
+	return slices.DeleteFunc(r.model.Images.All(), func(i ec2.Image) bool { return i.ID == "ami-other" })
 }
 
 // is says what is wrong where an image is not this disk, alone with its snapshot.
 func (r *region) is(id string, i Image, blocks map[int][]byte) {
 	r.Helper()
-	all, snapshots := r.published(), r.model.Snapshots()
+	all, snapshots := r.published(), r.model.Snapshots.All()
 	if len(all) != 1 || len(snapshots) != 1 || all[0].ID != id {
 		r.Fatalf("published %s, there are %+v and %d snapshots", id, all, len(snapshots))
 	}
@@ -362,7 +362,7 @@ func TestAnUploadThatIsUnderWayIsNotDisturbed(t *testing.T) {
 	if _, err := p.Publish(t.Context(), i); err == nil || !strings.Contains(err.Error(), "an upload of the same image began at") {
 		t.Errorf("beside another: %v", err)
 	}
-	if err := p.RemoveOld(t.Context(), "amd64", ""); err != nil || len(r.model.Snapshots()) != 1 {
+	if err := p.RemoveOld(t.Context(), "amd64", ""); err != nil || len(r.model.Snapshots.All()) != 1 {
 		t.Errorf("its snapshot was removed: %v", err)
 	}
 }
@@ -391,8 +391,8 @@ func TestAnUploadThatFailsLeavesNothing(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "upload the snapshot snap-") {
 			t.Errorf("%s fails: %v", what, err)
 		}
-		if len(r.model.Snapshots()) != 0 || len(r.published()) != 0 {
-			t.Errorf("%s fails: there are %d snapshots, and the images %v", what, len(r.model.Snapshots()), r.published())
+		if len(r.model.Snapshots.All()) != 0 || len(r.published()) != 0 {
+			t.Errorf("%s fails: there are %d snapshots, and the images %v", what, len(r.model.Snapshots.All()), r.published())
 		}
 	}
 }
@@ -436,8 +436,8 @@ func TestNewerImagesAreNotRemoved(t *testing.T) {
 		if err := r.publisher(0, r.transport()).RemoveOld(t.Context(), "amd64", keep); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.published(); len(got) != 2 || len(r.model.Snapshots()) != 1 {
-			t.Errorf("without what is older than %s there are %+v and %d snapshots", keep, got, len(r.model.Snapshots()))
+		if got := r.published(); len(got) != 2 || len(r.model.Snapshots.All()) != 1 {
+			t.Errorf("without what is older than %s there are %+v and %d snapshots", keep, got, len(r.model.Snapshots.All()))
 		}
 	}
 }
@@ -475,8 +475,8 @@ func TestOlderImagesAreRemovedButForThoseInUse(t *testing.T) {
 		}
 		return ids
 	}
-	if got := ids(); !slices.Equal(got, []string{a, c}) || len(r.model.Snapshots()) != 2 {
-		t.Errorf("with an instance of %s there are %v, of %s, %s, %s, and %d snapshots", a, got, a, b, c, len(r.model.Snapshots()))
+	if got := ids(); !slices.Equal(got, []string{a, c}) || len(r.model.Snapshots.All()) != 2 {
+		t.Errorf("with an instance of %s there are %v, of %s, %s, %s, and %d snapshots", a, got, a, b, c, len(r.model.Snapshots.All()))
 	}
 	ended := &sdk.TerminateInstancesInput{InstanceIds: []string{aws.ToString(ran.Instances[0].InstanceId)}}
 	if _, err := root.api.TerminateInstances(t.Context(), ended); err != nil {
@@ -484,7 +484,7 @@ func TestOlderImagesAreRemovedButForThoseInUse(t *testing.T) {
 	}
 	remove()
 	r.is(c, third, blocks)
-	if n := len(r.model.Images()); n != 2 {
+	if n := len(r.model.Images.All()); n != 2 {
 		t.Errorf("of %d images one is another's", n)
 	}
 	if unused := r.policy.Unused(); len(unused) > 0 {
@@ -505,8 +505,8 @@ func TestImagesOfTwoVariantsStayBesideEachOther(t *testing.T) {
 		}
 	}
 	all := r.published()
-	if len(all) != 2 || len(r.model.Snapshots()) != 2 {
-		t.Fatalf("there are %+v and %d snapshots; said %q", all, len(r.model.Snapshots()), r.said)
+	if len(all) != 2 || len(r.model.Snapshots.All()) != 2 {
+		t.Fatalf("there are %+v and %d snapshots; said %q", all, len(r.model.Snapshots.All()), r.said)
 	}
 	slices.SortFunc(all, func(a, b ec2.Image) int { return strings.Compare(a.Name, b.Name) })
 	if name := all[0].Name; name != "kip-cell-amd64-nvidia-driver-"+driver.SHA256[:12] || all[0].Tags[TagArch] != "amd64-nvidia" ||
