@@ -17,7 +17,7 @@ import (
 	"github.com/elotl/kip/internal/node"
 )
 
-// What docs/daemonsets.md says of the DaemonSets that clouds bring: whether the controller of DaemonSets makes a pod of each for Kip's
+// What docs/daemonsets.md says of the DaemonSets that clouds bring, and of drivers and meshes: whether the controller of DaemonSets makes a pod of each for Kip's
 // node, or by what it does not, and whether one that cells.daemonSets names runs beside pods then.
 func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 	const (
@@ -32,14 +32,17 @@ func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 		"ip-masq-agent": affinity, "nvidia-gpu-device-plugin": affinity,
 		"ama-logs": affinity, "azure-ip-masq-agent": affinity, "azure-cns": affinity, "csi-azuredisk-node": affinity,
 		"csi-azurefile-node": affinity, "azure-npm": stands, "cloud-node-manager": stands,
-		"csi-secrets-store": affinity,
+		"csi-secrets-store": affinity, "fsx-csi-node": affinity, "s3-csi-node": affinity, "secrets-store-csi-driver-provider-aws": affinity,
+		"vault-csi-provider": taint, "istio-cni-node": stands, "ztunnel": stands, "linkerd-cni": stands,
 	}
 	others := map[string]bool{
 		"dcgm-server": true, "netd": true, "node-local-dns": true, "gke-metadata-server": true, "ip-masq-agent": true,
 		"nvidia-gpu-device-plugin": true,
 	}
 	own := kipsOwn(t)
-	rules := daemonsets.New([]daemonsets.Entry{{Namespace: "kube-system"}, {Namespace: "amazon-cloudwatch"}}, nil)
+	rules := daemonsets.New([]daemonsets.Entry{
+		{Namespace: "kube-system"}, {Namespace: "amazon-cloudwatch"}, {Namespace: "vault"}, {Namespace: "istio-system"}, {Namespace: "linkerd-cni"},
+	}, nil)
 	text, err := os.ReadFile("testdata/clouds.yaml")
 	if err != nil {
 		t.Fatal(err)

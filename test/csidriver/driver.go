@@ -22,7 +22,7 @@ import (
 const (
 	// attributeServer of a volume is the URL of its server. Required.
 	attributeServer = "server"
-	// publishedFile has a line for each time that a kubelet published a volume, with what the driver was answered by the API.
+	// publishedFile has a line for each time that a kubelet published a volume, with what the API and the provider answered the driver.
 	publishedFile = "published"
 	// contentFile has what is on the server; the rest of a volume says what the
 	// driver was told.
@@ -36,6 +36,7 @@ type driver struct {
 	name, node string
 	state      string // folder: whose volumes are where
 	answer     string // what the Kubernetes API said, if it was asked
+	provider   string // socket of the provider to ask; "" for none
 }
 
 func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -74,7 +75,7 @@ func (d *driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 		if err := d.fetch(ctx, r.VolumeId, r.TargetPath, r.VolumeContext, r.Secrets); err != nil {
 			return nil, err
 		}
-		return resp, d.published(r.TargetPath)
+		return resp, d.published(ctx, r.TargetPath)
 	}
 	if err := tell(r.StagingTargetPath, r.VolumeContext, r.Secrets); err != nil {
 		return nil, err
@@ -138,12 +139,19 @@ func (d *driver) fetch(ctx context.Context, volume, dir string, attributes, secr
 }
 
 // published notes that a volume was published, in it.
-func (d *driver) published(dir string) error {
+func (d *driver) published(ctx context.Context, dir string) error {
+	said := ""
+	if d.provider != "" {
+		var err error
+		if said, err = askProvider(ctx, d.provider); err != nil {
+			return status.Errorf(codes.Unavailable, "ask the provider: %v", err)
+		}
+	}
 	f, err := os.OpenFile(filepath.Join(dir, publishedFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(f, "published", d.answer)
+	_, err = fmt.Fprintln(f, "published", d.answer, said)
 	return errors.Join(err, f.Close())
 }
 

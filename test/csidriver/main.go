@@ -34,17 +34,22 @@ func main() {
 	socket := flag.String("socket", "", "`file` on which it is served, or found")
 	register := flag.String("register", "", "register the driver, by a socket in this `folder`, instead of serving it")
 	kubelet := flag.String("kubelet-socket", "", "`file` of the driver's socket as the kubelet sees it; with -register")
+	provider := flag.String("provider", "", "`file` of the socket of a provider, which the driver asks when it publishes a volume")
+	provide := flag.String("provide", "", "be such a provider at this socket's `file`, instead of a driver")
 	path := flag.String("ask", "", "`path` of the Kubernetes API to ask with the pod's service account, before the driver is served")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	err := func() error {
+		if *provide != "" {
+			return serveProvider(ctx, *provide)
+		}
 		if *register == "" {
 			answer, err := askAPI(ctx, *path)
 			if err != nil {
 				return err
 			}
-			d := &driver{name: *name, node: os.Getenv("NODE_NAME"), state: filepath.Dir(*socket), answer: answer}
+			d := &driver{name: *name, node: os.Getenv("NODE_NAME"), state: filepath.Dir(*socket), answer: answer, provider: *provider}
 			return serve(ctx, *socket, func(s *grpc.Server) {
 				csi.RegisterIdentityServer(s, d)
 				csi.RegisterNodeServer(s, d)
@@ -102,12 +107,50 @@ func askAPI(ctx context.Context, path string) (string, error) {
 	return strings.ReplaceAll(string(body), "\n", " "), nil
 }
 
-// serve serves gRPC on a socket until ctx ends.
-func serve(ctx context.Context, socket string, register func(*grpc.Server)) error {
-	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
+// provided is what a provider answers.
+const provided = "silver"
+
+// serveProvider is a provider, as Vault's is one of the driver secrets-store, until ctx ends.
+func serveProvider(ctx context.Context, socket string) error {
+	l, err := listen(socket)
+	if err != nil {
 		return err
 	}
-	l, err := net.Listen("unix", socket)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, provided) })}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	return server.Serve(l)
+}
+
+// askProvider returns what a provider answers.
+func askProvider(ctx context.Context, socket string) (string, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://provider/", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+// listen replaces a socket.
+func listen(socket string) (net.Listener, error) {
+	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	return net.Listen("unix", socket)
+}
+
+// serve serves gRPC on a socket until ctx ends.
+func serve(ctx context.Context, socket string, register func(*grpc.Server)) error {
+	l, err := listen(socket)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,14 +17,16 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// asks is a driver whose plugin needs a Secret, and asks the API for a ConfigMap as its service account: as that of secrets-store
-// reads its SecretProviderClasses.
+// asks is a driver whose plugin needs a Secret, asks the API for a ConfigMap as its service account, as that of secrets-store
+// reads its SecretProviderClasses, and then a provider, which another DaemonSet runs on the same node.
 func asks(s *space, driver string) string {
 	return strings.NewReplacer("serviceAccountName: default", "serviceAccountName: plugin",
 		"nodeSelector: {kubernetes.io/os: linux, driver: wanted}", "nodeSelector: {type: virtual-kubelet}",
 		"tolerations: [{key: anything, operator: Exists}]", "tolerations: [{operator: Exists}]",
 		"args: [-driver="+driver+", -socket=/csi/csi.sock]",
-		"args: [-driver="+driver+", -socket=/csi/csi.sock, -ask=/api/v1/namespaces/"+s.NS+"/configmaps/classes]",
+		"args: [-driver="+driver+", -socket=/csi/csi.sock, -ask=/api/v1/namespaces/"+s.NS+"/configmaps/classes, -provider=/providers/vault.sock]",
+		"        - {name: kubelet, mountPath:", "        - {name: providers, mountPath: /providers}\n        - {name: kubelet, mountPath:",
+		"      - {name: kubelet, hostPath:", "      - {name: providers, "+providers+"}\n      - {name: kubelet, hostPath:",
 		"secretKeyRef: {name: missing, key: more, optional: true}", "secretKeyRef: {name: plugin, key: more}",
 	).Replace(csiPlugin(driver, csiImage, "false")) + `apiVersion: v1
 kind: ServiceAccount
@@ -52,6 +55,27 @@ subjects: [{kind: ServiceAccount, name: plugin}]
 `
 }
 
+// providers is where plugin and provider meet, as the chart of secrets-store has it.
+const providers = "hostPath: {path: /etc/kubernetes/secrets-store-csi-providers, type: DirectoryOrCreate}"
+
+const providerSet = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: vault-csi-provider}
+spec:
+  selector: {matchLabels: {app: vault-csi-provider}}
+  template:
+    metadata: {labels: {app: vault-csi-provider}}
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+      tolerations: [{operator: Exists}]
+      containers:
+      - name: provider
+        image: "` + csiImage + `"
+        args: [-provide=/provider/vault.sock]
+        volumeMounts: [{name: providers, mountPath: /provider}]
+      volumes: [{name: providers, ` + providers + `}]
+`
+
 // besideNames are the pods of DaemonSets that run beside a pod.
 func (s *space) besideNames(pod string) (names []string) {
 	for _, b := range s.CellOf(pod).Status.Beside {
@@ -79,7 +103,11 @@ func TestANodePluginThatAsksTheAPIRunsBesideThePodsWithItsVolumes(t *testing.T) 
 	s.Apply(inline("a"))
 	s.WaitEvent("a", "VolumeUnsupported", "beside in cells.csiDrivers")
 
-	reconfigure(t, map[string]any{"csiDrivers": []any{map[string]any{"name": driver, "daemonSet": s.NS + "/" + driver, "beside": true}}})
+	reconfigure(t, map[string]any{
+		"csiDrivers": []any{map[string]any{"name": driver, "daemonSet": s.NS + "/" + driver, "beside": true}},
+		"daemonSets": []any{map[string]any{"namespace": s.NS, "name": "vault-csi-provider"}},
+	})
+	s.Apply(providerSet)
 	s.Apply(namespace.Sleeper("plain"))
 	s.WaitReady("a")
 	s.WaitReady("plain")
@@ -90,14 +118,15 @@ func TestANodePluginThatAsksTheAPIRunsBesideThePodsWithItsVolumes(t *testing.T) 
 			t.Errorf("its volume has no %s:\n%s", want, got)
 		}
 	}
-	if notes := s.republished("a"); !strings.Contains(notes, "gold") {
-		t.Errorf("the plugin was told by the API: %s", notes)
+	if notes := s.republished("a"); !strings.Contains(notes, "gold") || !strings.Contains(notes, "silver") {
+		t.Errorf("the plugin was told by the API and the provider: %s", notes)
 	}
-	if names := s.besideNames("a"); len(names) != 1 || names[0] != set.Name {
-		t.Errorf("beside the pod run %v, want %s", names, set.Name)
+	provider := s.setPod("vault-csi-provider", "")
+	if names := s.besideNames("a"); len(names) != 2 || !slices.Contains(names, set.Name) || !slices.Contains(names, provider.Name) {
+		t.Errorf("beside the pod run %v, want %s and %s", names, set.Name, provider.Name)
 	}
-	if names := s.besideNames("plain"); len(names) > 0 {
-		t.Errorf("beside a pod without such volumes run %v", names)
+	if names := s.besideNames("plain"); len(names) != 1 || names[0] != provider.Name {
+		t.Errorf("beside a pod without such volumes run %v, want %s", names, provider.Name)
 	}
 
 	// Over a restart of Kip, and what is written last is not lost.
