@@ -13,7 +13,8 @@ import (
 )
 
 // preparer is a DaemonSet that prepares its node for pods, and enters their networks: it installs a seccomp profile, as the
-// security-profiles-operator does, and listens within each pod's network, as Istio's ztunnel does.
+// security-profiles-operator does, chains a CNI plugin, as istio-cni and linkerd-cni do, and listens within each pod's network, as
+// Istio's ztunnel does.
 const preparer = `apiVersion: v1
 kind: ConfigMap
 metadata: {name: profiles}
@@ -37,6 +38,27 @@ spec:
         image: busybox:1.36
         command: [sh, -c, 'mkdir -p /seccomp/operator && cp /profiles/*.json /seccomp/operator/']
         volumeMounts: [{name: profiles, mountPath: /profiles}, {name: seccomp, mountPath: /seccomp}]
+      - name: plugin
+        image: busybox:1.36
+        command:
+        - sh
+        - -c
+        - |
+          set -e
+          cp /bin/busybox /cni/bin/mesh-busybox
+          cat >/cni/bin/mesh <<'END'
+          #!/opt/cni/bin/mesh-busybox sh
+          tool=/opt/cni/bin/mesh-busybox
+          given=$($tool cat)
+          if [ "$CNI_COMMAND" = ADD ]; then
+            $tool nsenter --net="$CNI_NETNS" $tool ip address add 192.0.2.7/32 dev lo
+            result=${given##*'"prevResult":'}
+            echo "${result%',"type":"mesh"'*}"
+          fi
+          END
+          chmod 755 /cni/bin/mesh
+          sed -i 's/^  ]$/  ,{"type": "mesh"}]/' /cni/net.d/10-kip.conflist
+        volumeMounts: [{name: cni-bin, mountPath: /cni/bin}, {name: cni-net, mountPath: /cni/net.d}]
       containers:
       - name: networks
         image: busybox:1.36
@@ -58,6 +80,8 @@ spec:
       - {name: profiles, configMap: {name: profiles}}
       - {name: seccomp, hostPath: {path: /var/lib/kubelet/seccomp, type: DirectoryOrCreate}}
       - {name: netns, hostPath: {path: /var/run/netns, type: DirectoryOrCreate}}
+      - {name: cni-bin, hostPath: {path: /opt/cni/bin}}
+      - {name: cni-net, hostPath: {path: /etc/cni/net.d}}
 `
 
 // Not parallel: it starts Kip anew.
@@ -78,6 +102,9 @@ func TestADaemonSetPreparesTheCellOfEachPod(t *testing.T) {
 	}
 	if got := s.in("a", "touch /tmp/y && echo made"); got != "made" {
 		t.Errorf("touch prints %q", got)
+	}
+	if got := s.in("a", "ip address show lo"); !strings.Contains(got, "192.0.2.7/32") {
+		t.Errorf("the chained plugin did not see the pod's network: %s", got)
 	}
 	s.Eventually("the DaemonSet's pod listens in the pod's network", func(ctx context.Context) error {
 		out, _, errs := s.Attempt(ctx, "exec", "a", "--", "timeout", "5", "wget", "-qO-", "http://127.0.0.1:15008/")
