@@ -123,6 +123,8 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 		libs + "liba.so.1":                  mustTools(t)[libs+"liba.so.1.2"], // by way of a link
 		"etc/ssl/certs/ca-certificates.crt": "A\nB\n",
 		"etc/mke2fs.conf":                   "#!/bin/sh\n# etc/mke2fs.conf\n",
+		// Of a folder.
+		"etc/apparmor.d/abi/within/file":                      "#!/bin/sh\n# etc/apparmor.d/abi/within/file\n",
 		"usr/lib/modules/" + release + "/kernel/lib/lz4-x.ko": moduleFile("depends=libcrc32c"),
 	} {
 		if got, err := fs.ReadFile(fsys, p); err != nil || string(got) != want {

@@ -4,7 +4,7 @@ package boot
 // program needs and none of these has is an error of the build, which names it.
 var Packages = []string{
 	kernelPackage + "=depends", stubPackage,
-	"busybox-static", "ca-certificates", "e2fsprogs", "libc6", "mount", "nfs-common", "nftables", "util-linux", "xfsprogs",
+	"apparmor", "busybox-static", "ca-certificates", "e2fsprogs", "libc6", "mount", "nfs-common", "nftables", "util-linux", "xfsprogs",
 	// Libraries of these.
 	"libblkid1", "libcap2", "libcom-err2", "libedit2", "libext2fs2t64", "libgmp10", "libgssapi-krb5-2", "libinih1", "libjansson4",
 	"libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0", "libmnl0", "libmount1", "libnftables1", "libnftnl11",
@@ -24,10 +24,16 @@ var programs = []string{
 	"usr/bin/mount", "usr/bin/umount", "usr/sbin/blkid", "usr/sbin/fsck", "usr/sbin/e2fsck", "usr/sbin/mke2fs", "usr/sbin/resize2fs",
 	"usr/sbin/mkfs.xfs", "usr/sbin/xfs_growfs", "usr/sbin/xfs_repair", "usr/sbin/fsck.xfs", "usr/sbin/mount.nfs", "usr/sbin/nft",
 	"usr/bin/busybox",
+	// containerd loads its default profile by it, and takes AppArmor for absent without it. It is found as /sbin/apparmor_parser.
+	"usr/sbin/apparmor_parser",
 }
 
-// configuration of those programs.
-var configuration = []string{"etc/mke2fs.conf", "etc/netconfig"}
+// configuration of those programs. A name with a slash at the end is a folder with all below it.
+var configuration = []string{
+	"etc/mke2fs.conf", "etc/netconfig",
+	// What profiles of AppArmor include: containerd's own, and those that a pod names and somebody loads.
+	"etc/apparmor/parser.conf", "etc/apparmor.d/abi/", "etc/apparmor.d/abstractions/", "etc/apparmor.d/tunables/",
+}
 
 // links are names that something in the root is called by, or looked for.
 var links = map[string]string{

@@ -182,6 +182,9 @@ func contents(t *testing.T) (kernel, tools map[string]string) {
 		libs + "libunused.so":                        "nobody needs it",
 	}
 	for _, p := range append(programs, configuration...) {
+		if strings.HasSuffix(p, "/") {
+			p += "within/file"
+		}
 		tools[p] = "#!/bin/sh\n# " + p + "\n"
 	}
 	tools["usr/sbin/nft"] = string(program{machine: elf.EM_X86_64, loader: "/lib64/ld.so", needs: []string{"liba.so.1"}}.bytes())

@@ -34,11 +34,17 @@ func (o Options) rootTree(from debian.Files, own map[string][]byte) (tree, error
 		t[p] = node{mode: fs.ModeSymlink | 0o777, link: to}
 	}
 	for _, p := range configuration {
-		f, _, err := from.Open(p)
-		if err != nil {
-			return nil, err
+		files := []string{p}
+		if strings.HasSuffix(p, "/") {
+			files = from.Below(p)
 		}
-		t[p] = node{mode: 0o644, content: f.Content}
+		for _, p := range files {
+			f, _, err := from.Open(p)
+			if err != nil {
+				return nil, err
+			}
+			t[p] = node{mode: 0o644, content: f.Content}
+		}
 	}
 	for _, p := range programs {
 		f, _, err := from.Open(p)

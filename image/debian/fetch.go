@@ -176,6 +176,11 @@ func (all Files) Authorities() []byte {
 	return b.Bytes()
 }
 
+// Below returns the paths of what is in a folder, which ends with a slash, and in those within it, in order.
+func (all Files) Below(folder string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(p string) bool { return !strings.HasPrefix(p, folder) })
+}
+
 // maxLinks bounds a chain of symbolic links.
 const maxLinks = 8
 

@@ -73,7 +73,8 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(o, &world, m.Run))
 }
 
-// server serves what is on its volume; client sleeps, and sees all processes of its machine. Both are Ready once they can be asked.
+// server serves what is on its volume; client sleeps, sees all processes of its machine, and has a profile of AppArmor that it has
+// loaded into the machine's kernel. Both are Ready once they can be asked.
 const pods = `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: data}
@@ -84,6 +85,7 @@ kind: Pod
 metadata: {name: server, labels: {app: server}}
 spec:
   nodeSelector: {type: virtual-kubelet}
+  securityContext: {appArmorProfile: {type: RuntimeDefault}}
   terminationGracePeriodSeconds: 1
   containers:
   - name: main
@@ -105,10 +107,30 @@ spec:
   nodeSelector: {type: virtual-kubelet}
   hostPID: true
   terminationGracePeriodSeconds: 1
+  initContainers:
+  - name: profile
+    image: busybox:1.36
+    command:
+    - sh
+    - -c
+    - |
+      cat >/host/run/profile <<END
+      #include <tunables/global>
+      profile kip-test flags=(attach_disconnected) {
+        #include <abstractions/base>
+        file, network, capability, signal, ptrace, unix,
+        deny /etc/shadow r,
+      }
+      END
+      chroot /host /sbin/apparmor_parser --replace /run/profile
+    securityContext: {privileged: true}
+    volumeMounts: [{name: host, mountPath: /host}]
   containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
+    securityContext: {appArmorProfile: {type: Localhost, localhostProfile: kip-test}}
+  volumes: [{name: host, hostPath: {path: /}}]
 ---
 apiVersion: v1
 kind: Service
@@ -206,6 +228,19 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			"/proc/sys/net/ipv4/tcp_congestion_control"); got != want {
 			t.Errorf("the client has %q, want %q", got, want)
 		}
+	})
+	t.Run("AppArmor holds the pods to their profiles", func(t *testing.T) {
+		s := s.For(t)
+		for pod, want := range map[string]string{"server": "cri-containerd.apparmor.d (enforce)\n", "client": "kip-test (enforce)\n"} {
+			if got := s.Kubectl("exec", pod, "--", "cat", "/proc/self/attr/current"); got != want {
+				t.Errorf("%s has the profile %q, want %q", pod, got, want)
+			}
+		}
+		if out, code, errs := s.Attempt(t.Context(), "exec", "client", "--", "cat", "/etc/shadow"); code == 0 ||
+			!strings.Contains(errs, "Permission denied") {
+			t.Errorf("what its profile denies gives the client %q (exit %d, %s)", out, code, errs)
+		}
+		s.Kubectl("exec", "server", "--", "cat", "/etc/shadow")
 	})
 	t.Run("addresses of both families", func(t *testing.T) {
 		s := s.For(t)
