@@ -773,6 +773,13 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"open", "volume-size", "500Gi", true},
 		{"open", "volume-size", "501Gi", false},
 		{"any", "volume-size", "1Gi", false},
+		{"closed", "swap", "100Gi", true},
+		{"closed", "swap", " 2147483648 ", true},
+		{"closed", "swap", "0", true},
+		{"closed", "swap", "100.001Gi", false},
+		{"closed", "swap", "1e-999999999", false},
+		{"closed", "swap", "1.1.1", false},
+		{"any", "swap", "1Gi", false},
 		{"closed", "machine", "true", false},
 		{"closed", "machine", "T", false},
 		{"closed", "machine", " false", true},
@@ -800,6 +807,16 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 			if (err == nil) != c.allowed {
 				t.Errorf("Kip's own check: namespace %s, %s %q: %v", c.namespace, c.annotation, c.value, err)
 			}
+		}
+	}
+
+	for swap, allowed := range map[string]bool{"60Gi": true, "61Gi": false} { // the root disk is larger by the swap
+		err := create("closed", map[string]string{"pod.elotl.co/swap": swap, "pod.elotl.co/volume-size": "40Gi"})
+		if !allowed {
+			err = refused(err, "pod.elotl.co/swap: namespace closed may not use more than 100Gi, with pod.elotl.co/volume-size")
+		}
+		if err != nil {
+			t.Errorf("swap of %s beside a disk of 40Gi: %v", swap, err)
 		}
 	}
 

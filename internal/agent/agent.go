@@ -197,12 +197,19 @@ type Agent struct {
 	boot         agentapi.Boot // with the first configuration
 	pages        reservedPages
 	providers    imageProviders
+	swap         madeSwap
 }
 
 // reservedPages are the huge pages of the configuration in force.
 type reservedPages struct {
 	has     []agentapi.HugePages
 	refused string // why there are none of a size; "" where there are, or might be
+}
+
+// madeSwap is the swap of the configuration in force.
+type madeSwap struct {
+	bytes   int64
+	refused string // why there is none; "" where there is, or none is asked for
 }
 
 // component is a part that runs with a configuration of Kip.
@@ -243,6 +250,19 @@ func (c *component) status(name string) agentapi.Component {
 	return c.process.Status()
 }
 
+// newKernel returns the kernel of the machine.
+func (a *Agent) newKernel() *kernel.Kernel {
+	return kernel.New(kernel.Options{
+		Root:     a.o.Root,
+		StateDir: a.o.StateDir,
+		RunDir:   a.o.RunDir,
+		Shared:   !a.host.SysModule,
+		CgroupV2: a.host.CgroupV2,
+		SwapFile: configs.SwapFile,
+		Load:     a.loadModule,
+	})
+}
+
 // New reads the user data and prepares everything short of starting it.
 func New(o Options) (*Agent, error) {
 	o.defaults()
@@ -265,13 +285,7 @@ func New(o Options) (*Agent, error) {
 		plugins:  plugins.New(o.Root, o.Log),
 		imported: make(chan struct{}),
 	}
-	a.kernel = kernel.New(kernel.Options{
-		Root:     o.Root,
-		StateDir: o.StateDir,
-		RunDir:   o.RunDir,
-		Shared:   !host.SysModule,
-		Load:     a.loadModule,
-	})
+	a.kernel = a.newKernel()
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}

@@ -92,6 +92,8 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 		NoHugePages: a.pages.refused,
 
 		CredentialProviders: a.providers.lack,
+		SwapBytes:           a.swap.bytes,
+		NoSwap:              a.swap.refused,
 	})
 }
 

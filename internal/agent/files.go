@@ -101,7 +101,10 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return fmt.Errorf("make the folder of static pods: %w", err)
 		}
 	}
-	machine := configs.Machine{GPUs: a.gpus().Present(), Tasks: a.host.Tasks, Processors: runtime.NumCPU()}
+	if err := a.makeSwap(c); err != nil {
+		return err
+	}
+	machine := configs.Machine{GPUs: a.gpus().Present(), Swap: a.swap.bytes > 0, Tasks: a.host.Tasks, Processors: runtime.NumCPU()}
 	if a.logind != nil {
 		machine.PodGrace, machine.PluginGrace = podGrace, pluginGrace
 	}
@@ -161,6 +164,25 @@ func (a *Agent) reservePages(c agentapi.Config) error {
 	}
 	a.pages.has = has
 	a.o.Log.Info("huge pages", "asked", c.HugePages, "has", has, "refused", a.pages.refused)
+	return nil
+}
+
+// makeSwap makes the swap of a configuration, before a kubelet starts that counts it. What the machine cannot have is no error, as in
+// reservePages. The caller holds the lock.
+func (a *Agent) makeSwap(c agentapi.Config) error {
+	a.swap = madeSwap{}
+	if c.SwapBytes == 0 {
+		return nil
+	}
+	switch err := a.kernel.Swap(c.SwapBytes); {
+	case errors.Is(err, kernel.ErrRefused):
+		a.swap.refused = err.Error()
+	case err != nil:
+		return err
+	default:
+		a.swap.bytes = c.SwapBytes
+	}
+	a.o.Log.Info("swap", "asked", c.SwapBytes, "has", a.swap.bytes, "refused", a.swap.refused)
 	return nil
 }
 

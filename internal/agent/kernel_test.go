@@ -2,12 +2,14 @@ package agent
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -137,4 +139,51 @@ func (m *machine) read(name string) string {
 		m.t.Fatal(err)
 	}
 	return string(b)
+}
+
+// A kubelet that is to limit swap would not start on cgroup v1.
+func TestTheKubeletSharesTheSwapThatTheMachineHas(t *testing.T) {
+	for name, tc := range map[string]struct {
+		v2     bool
+		has    int64
+		no     string
+		shares bool
+	}{
+		"":             {v2: true, has: 1 << 30, shares: true},
+		"on cgroup v1": {no: "make swap of 1024 MiB: this machine has cgroup v1, and a kubelet limits swap by cgroup v2 alone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.file("proc/self/status", "CapEff:\t000001ffffffffff\n", 0o444)
+			if tc.v2 {
+				m.file("sys/fs/cgroup/cgroup.controllers", "memory\n", 0o444)
+				m.file("sys/fs/cgroup/cgroup.subtree_control", "memory\n", 0o644)
+				m.file("sys/fs/cgroup/system/memory.swap.max", "max\n", 0o644)
+				m.file("proc/self/cgroup", "0::/system\n", 0o444)
+				// An agent before this one has made it: this test changes nothing of its host.
+				m.file("proc/swaps", fmt.Sprintf("Filename Type Size Used Priority\n%s file %d 0 -2\n", configs.SwapFile,
+					(1<<30-os.Getpagesize())>>10), 0o444)
+			}
+			m.file("serving", "", 0o444)
+			a := m.agent(false)
+			m.run(a)
+			c := config()
+			for _, asked := range []int64{0, 1 << 30} { // a standby cell, and then its pod's
+				c.SwapBytes = asked
+				want := agentapi.Configured{}
+				if asked > 0 {
+					want.SwapBytes, want.NoSwap = tc.has, tc.no
+				}
+				w := put(t, a, c)
+				var told agentapi.Configured
+				if err := json.Unmarshal(w.Body.Bytes(), &told); err != nil || w.Code != http.StatusOK || told.SwapBytes != want.SwapBytes ||
+					told.NoSwap != want.NoSwap {
+					t.Errorf("asked for %d: %d, %s, %v", asked, w.Code, w.Body, err)
+				}
+				if got := strings.Contains(m.read(configs.KubeletConfig), "swapBehavior: LimitedSwap"); got != (tc.shares && asked > 0) {
+					t.Errorf("asked for %d, that its kubelet shares it is %t", asked, got)
+				}
+			}
+		})
+	}
 }

@@ -167,6 +167,9 @@ type Config struct {
 	// HugePages are those that the kernel reserves before the kubelet starts, at least, one entry a size. An agent of before this
 	// key reserves none, and says nothing of them in Configured.
 	HugePages []HugePages `json:"hugePages,omitempty"`
+	// SwapBytes is the swap that the machine has before the kubelet starts, which shares it among its containers; 0 for none.
+	// An agent of before this key makes none, and says nothing of it in Configured.
+	SwapBytes int64 `json:"swapBytes,omitempty"`
 	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
 	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
 	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
@@ -255,6 +258,9 @@ type Configured struct {
 	NoHugePages string      `json:"noHugePages,omitempty"`
 	// CredentialProviders has for each of Config.CredentialProviders why the kubelet does without it; "" for one that it asks.
 	CredentialProviders map[string]string `json:"credentialProviders,omitempty"`
+	// SwapBytes is Config.SwapBytes where the machine has that swap. NoSwap is why it cannot have it; "" where it has.
+	SwapBytes int64  `json:"swapBytes,omitempty"`
+	NoSwap    string `json:"noSwap,omitempty"`
 }
 
 // RunningAgent is the agent that runs on a cell, as it says itself: for people, and for nothing

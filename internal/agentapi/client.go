@@ -100,7 +100,7 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error
 		err = json.Unmarshal(text, &told)
 	}
 	switch {
-	case err != nil && len(config.HugePages) > 0:
+	case err != nil && (len(config.HugePages) > 0 || config.SwapBytes > 0):
 		return Configured{}, &AnswerError{Method: http.MethodPut, Path: PathConfig, Err: err}
 	case err != nil:
 		return Configured{}, nil // the rest is for people only: what cannot be read is as if it were not said
@@ -111,6 +111,7 @@ func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error
 	told.Agent = told.Agent.shown()
 	told.NoHugePages = printable(told.NoHugePages[:min(len(told.NoHugePages), maxFailure)])
 	told.CredentialProviders = saidOf(config.CredentialProviders, told.CredentialProviders)
+	told.NoSwap = printable(told.NoSwap[:min(len(told.NoSwap), maxFailure)])
 	return told, nil
 }
 

@@ -69,13 +69,13 @@ var calls = []call{
 		does: func(ctx context.Context, c Client) (any, error) {
 			return c.PutConfig(ctx, Config{
 				NodeName: "kip-0", NodeIP: netip.MustParseAddr("10.0.0.1"), PodIP: netip.MustParseAddr("10.0.0.2"),
-				HugePages: []HugePages{{PageBytes: 2097152, Pages: 32}},
+				HugePages: []HugePages{{PageBytes: 2097152, Pages: 32}}, SwapBytes: 1 << 30,
 			})
 		},
 		asks: `PUT /v1/config {"nodeName":"kip-0","nodeIP":"10.0.0.1","podIP":"10.0.0.2","clusterDomain":"","reservedMemoryBytes":0,` +
-			`"hugePages":[{"pageBytes":2097152,"pages":32}]}`,
-		told: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a\u001bb"}`,
-		want: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a?b"}`,
+			`"hugePages":[{"pageBytes":2097152,"pages":32}],"swapBytes":1073741824}`,
+		told: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a\u001bb","swapBytes":1073741824,"noSwap":"c\u001bd"}`,
+		want: `{"hugePages":[{"pageBytes":2097152,"pages":31}],"noHugePages":"a?b","swapBytes":1073741824,"noSwap":"c?d"}`,
 	},
 	{
 		name: "PutCloudInit",
@@ -253,7 +253,7 @@ func TestAStartThatCannotBeIsNotSaid(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatCannotBeReadSaysNothingOfHugePages(t *testing.T) {
+func TestAnAnswerThatCannotBeReadSaysNothingOfHugePagesAndSwap(t *testing.T) {
 	config := Config{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 4}}}
 	for name, answer := range map[string]http.HandlerFunc{
 		"it is no JSON": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"hugePages":`) },
@@ -265,8 +265,10 @@ func TestAnAnswerThatCannotBeReadSaysNothingOfHugePages(t *testing.T) {
 			_, _ = io.WriteString(w, `{}`)
 		},
 	} {
-		if got, err := agent(t, answer).PutConfig(t.Context(), config); !errors.As(err, new(*AnswerError)) {
-			t.Errorf("%s: %+v, %v, want an AnswerError", name, got, err)
+		for _, config := range []Config{config, {SwapBytes: 1 << 20}} {
+			if got, err := agent(t, answer).PutConfig(t.Context(), config); !errors.As(err, new(*AnswerError)) {
+				t.Errorf("%s: %+v, %v, want an AnswerError", name, got, err)
+			}
 		}
 	}
 	for _, older := range []string{"", `{"agent":{"version":"v1"}}`} {

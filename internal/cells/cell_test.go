@@ -28,8 +28,9 @@ func TestACellIsStoredByTheseNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	const names = "id pod node account podCreated phase attempt offerings best ruledOut options needs room instance launch standby template " +
-		"stopped disks plugins kernel unsafeSysctls hugePages gpus accelerators healthyTimeout interrupted planned certain unconfirmed token " +
-		"keyHash ca oldCA reason cause special refusals boostEnded stale noLabels podEnded keepUntil billedSeconds boot agentRuns steps"
+		"stopped disks plugins kernel unsafeSysctls hugePages swapBytes gpus accelerators healthyTimeout interrupted planned " +
+		"certain unconfirmed token keyHash ca oldCA reason cause special refusals boostEnded stale noLabels podEnded keepUntil " +
+		"billedSeconds boot agentRuns steps"
 	if got, want := slices.Sorted(maps.Keys(byName)), slices.Sorted(strings.FieldsSeq(names)); !slices.Equal(got, want) {
 		t.Errorf("stored are\n%s, want\n%s", got, want)
 	}

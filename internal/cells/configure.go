@@ -23,16 +23,18 @@ type configuring struct {
 	dns        perCell[[]netip.Addr] // of the configuration that an agent has; under table.mu
 	sysctls    perCell[[]string]     // of that configuration, which the kubelet allows; under table.mu
 	pages      perCell[[]HugePages]  // of that configuration, which the kubelet counts; under table.mu
+	swap       perCell[int64]        // of that configuration, which the kubelet counts, too; under table.mu
 }
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
 func (s *configuring) due(e *entry) func(context.Context) error {
 	dns, connected, bound := s.configs.clusterDNS(), e.session().connected(), e.cell().Pod.UID != ""
-	sysctls, pages := e.cell().UnsafeSysctls, e.cell().HugePages // a standby cell has them with its pod, and another kubelet then
+	wants := e.cell().Wants // a standby cell has them with its pod, and another kubelet then
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	now := e.noteConnected(connected)
-	same := slices.Equal(*s.sysctls.of(e), sysctls) && slices.Equal(*s.pages.of(e), pages) && (bound || slices.Equal(*s.dns.of(e), dns))
+	same := slices.Equal(*s.sysctls.of(e), wants.UnsafeSysctls) && slices.Equal(*s.pages.of(e), wants.HugePages) &&
+		*s.swap.of(e) == wants.SwapBytes && (bound || slices.Equal(*s.dns.of(e), dns))
 	if !connected || now.configured && same {
 		return nil
 	}
@@ -70,7 +72,8 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	defer s.table.mu.Unlock()
 	if e.noteConfigured(breaks) {
 		s.reports.noteConfiguredLocked(e, told)
-		*s.dns.of(e), *s.sysctls.of(e), *s.pages.of(e) = config.ClusterDNS, config.UnsafeSysctls, config.HugePages
+		*s.dns.of(e), *s.sysctls.of(e) = config.ClusterDNS, config.UnsafeSysctls
+		*s.pages.of(e), *s.swap.of(e) = config.HugePages, config.SwapBytes
 	}
 	return nil
 }
@@ -109,7 +112,7 @@ func (s *agentConfigs) of(cell *Cell, node string, dns []netip.Addr) agentapi.Co
 	config.NodeIP, config.PodIP = cell.Instance.ManagementIP, cell.Instance.PodIP
 	config.NodeIPv6, config.PodIPv6 = cell.Instance.ManagementIPv6, cell.Instance.PodIPv6
 	config.Plugins = config.Plugins || len(cell.Plugins) > 0
-	config.UnsafeSysctls, config.HugePages = cell.UnsafeSysctls, cell.HugePages
+	config.UnsafeSysctls, config.HugePages, config.SwapBytes = cell.UnsafeSysctls, cell.HugePages, cell.SwapBytes
 	return config
 }
 

@@ -36,6 +36,7 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		"another DNS, and the pod is here": {true, true, true, nil, false, Wants{}},
 		"its pod sets unsafe sysctls":      {true, true, true, dns, true, Wants{UnsafeSysctls: []string{"kernel.msgmax"}}},
 		"its pod asks for huge pages":      {true, true, false, dns, true, Wants{HugePages: []HugePages{{PageBytes: 2 << 20, Pages: 1}}}},
+		"its pod asks for swap":            {true, true, false, dns, true, Wants{SwapBytes: 1 << 30}},
 	} {
 		cell := Cell{ID: "c", Phase: apiv1.Booting, Instance: &cloud.Instance{}}
 		cell.step(apiv1.StepJoined, b.clock.Now())

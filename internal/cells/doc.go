@@ -23,7 +23,7 @@
 //	connect.go     a connection: cellapis.go, dial.go (session.go), token.go, configure.go (upgrade.go, cloudinit.go),
 //	               connectionreports.go (boot.go, version.go); connection.go is what there is of it
 //	bind.go        before the pod: bindduplicates.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
-//	               routes.go, plugins.go, hugepages.go, devices.go, kernel.go (prepare.go runs them,
+//	               routes.go, plugins.go, hugepages.go, swap.go, devices.go, kernel.go (prepare.go runs them,
 //	               bindwaits.go has the patience with what they wait for); idle.go is for standby cells, with stop.go and start.go
 //	watch.go       keeps it connected while its pod runs; boost.go ends what its start had of CPU besides
 //	drain.go       saves its logs (savelogs.go), ends what runs beside its pod (copies.go), frees its volumes

@@ -20,6 +20,8 @@ type Wants struct {
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 	// HugePages are those that the pod asks for, as in agentapi.Config.
 	HugePages []HugePages `json:"hugePages,omitempty"`
+	// SwapBytes is the swap of the machine that the pod asks for, as in agentapi.Config.
+	SwapBytes int64 `json:"swapBytes,omitempty"`
 	// GPUs are how many of NVIDIA's the pod asks for.
 	GPUs int64 `json:"gpus,omitempty"`
 	// Accelerators are how many others the pod asks for, by their resource. Nobody changes it.

@@ -40,6 +40,7 @@ func TestACellHasAllThatItsPodWants(t *testing.T) {
 		Kernel:         &KernelSettings{Modules: []string{"m"}},
 		UnsafeSysctls:  []string{"s"},
 		HugePages:      []HugePages{{PageBytes: 2 << 20, Pages: 1}},
+		SwapBytes:      1 << 20,
 		GPUs:           1,
 		Accelerators:   map[corev1.ResourceName]int64{"a": 1},
 		HealthyTimeout: &after,

@@ -125,6 +125,8 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 			},
 			// After reconnecting: needs what the agent answered to its configuration.
 			&credentialProviders{table: c.table, events: c.events, reports: l.connections.reports},
+			// After reconnecting: needs what the agent answered to its configuration.
+			&swaps{table: c.table, ends: c.ends, configuring: l.connections.configuring, reports: l.connections.reports},
 			// After reconnecting: needs e.api.
 			&devices{waits: s.waits},
 			// After reconnecting: needs the session.

@@ -378,6 +378,12 @@ func HugePagesMissing(resource string, has, asked int64) string {
 	return fmt.Sprintf("its kernel found memory in one piece for %d of %d pages of %s", has, asked, resource)
 }
 
+// NewSwapRefused is about a pod whose cell ends, since its machine cannot have the swap that the pod asks for.
+func NewSwapRefused(cell, why string) Event {
+	return warn(SwapRefused, "Cell %s cannot have the pod's swap: %s. Kip terminates it. "+
+		"Change the annotation, and Kip launches another at once; else it tries again in an hour.", cell, why)
+}
+
 // NewPluginsNotTaken is about a pod whose cell does not take the node plugins of CSI drivers.
 func NewPluginsNotTaken(drivers string, why error) Event {
 	return warn(csiDriverNotReady, "Failed to give the pod's cell the node plugins of %s: %v; retrying.", drivers, why)

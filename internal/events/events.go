@@ -36,6 +36,7 @@ const (
 	ServingCertificateRefused = "ServingCertificateRefused"
 	ServingCertificateSigned  = "ServingCertificateSigned"
 	StoreBehind               = "StoreBehind"
+	SwapRefused               = "SwapRefused"
 	TolerationMissing         = "TolerationMissing"
 	Unplaceable               = "Unplaceable"
 	VolumeNotReady            = "VolumeNotReady"

@@ -37,6 +37,7 @@ const (
 	AnnotationKeepFailed         = Prefix + "keep-failed"
 	AnnotationHostSysctls        = Prefix + "host-sysctls"
 	AnnotationHostModules        = Prefix + "host-modules"
+	AnnotationSwap               = Prefix + "swap"
 	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
 	AnnotationProfile    = Prefix + "profile"
 	AnnotationBesidePods = Prefix + "beside-pods"
@@ -88,6 +89,8 @@ type Annotations struct {
 	LaunchTypes []LaunchType
 	// VolumeSizeBytes is the root disk's least size, rounded up to GiB.
 	VolumeSizeBytes int64
+	// SwapBytes is the swap of the machine, rounded up to MiB; 0 for none. The root disk is larger by it.
+	SwapBytes int64
 	// MaxPricePerHour is the most that the machine may cost, with all that is paid for it,
 	// in dollars; 0 for no bound.
 	MaxPricePerHour float64
@@ -152,20 +155,15 @@ var annotationKinds = map[string]struct {
 			return true
 		}},
 	AnnotationVolumeSize: {"a quantity above 0 such as 20Gi, at most 64Ti", func(a *Annotations, v string) bool {
-		const gib = 1 << 30
-		if !sizeForm.MatchString(v) {
-			return false
-		}
-		q, err := apiresource.ParseQuantity(v)
-		if err != nil || q.Sign() <= 0 {
-			return false
-		}
-		b := value(q)
-		if b > maxVolumeBytes {
-			return false
-		}
-		a.VolumeSizeBytes = (b + gib - 1) / gib * gib
-		return true
+		b, is := parseSize(v, maxVolumeBytes)
+		a.VolumeSizeBytes = inGiB(b)
+		return is && b > 0
+	}},
+	AnnotationSwap: {"a quantity such as 2Gi, at most 100Gi; 0: none", func(a *Annotations, v string) bool {
+		const mib = 1 << 20
+		b, is := parseSize(v, maxSwapBytes)
+		a.SwapBytes = (b + mib - 1) / mib * mib
+		return is
 	}},
 	AnnotationMaxPrice: {"US dollars above 0 such as 0.25", func(a *Annotations, v string) bool {
 		var err error
@@ -274,6 +272,9 @@ func KeepFailed(annotations map[string]string) time.Duration {
 // Purpose SSD volumes" (gp3: 64 TiB); Compute Engine, "Persistent Disk performance" (64 TiB).
 const maxVolumeBytes = 64 << 40
 
+// maxSwapBytes is as much as a root disk has without a grant, and more than a pod makes use of at the speed of a disk.
+const maxSwapBytes = 100 << 30
+
 // maxCloudRoutes is how many routes a route table takes. Source: Amazon VPC User Guide, "Amazon VPC quotas"
 // (routes per route table: 500).
 const maxCloudRoutes = 500
@@ -281,6 +282,18 @@ const maxCloudRoutes = 500
 // sizeForm bounds a size before it is parsed: ParseQuantity takes hours over an
 // exponent such as 1e-999999999, and anybody who may make a pod can write one.
 var sizeForm = regexp.MustCompile(`^[0-9.]{1,20}([KMGTPE]i|[kMGTPE])?$`)
+
+// parseSize returns the bytes of a size, and whether it is one of at most so many.
+func parseSize(v string, most int64) (bytes int64, is bool) {
+	if !sizeForm.MatchString(v) {
+		return 0, false
+	}
+	q, err := apiresource.ParseQuantity(v)
+	if err != nil || q.Sign() < 0 || value(q) > most {
+		return 0, false
+	}
+	return value(q), true
+}
 
 // priceForm is that of dollars, to a millionth.
 var priceForm = regexp.MustCompile(`^[0-9]{1,5}(\.[0-9]{1,6})?$`)

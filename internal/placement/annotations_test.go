@@ -37,6 +37,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationKeepFailed:         " 1h30m",
 			AnnotationHostSysctls:        "vm.max_map_count=262144, net/ipv4/conf/eth0.100/rp_filter = 2,net.ipv4.tcp_rmem=4096 87380\t6291456",
 			AnnotationHostModules:        "br_netfilter, nf-conntrack",
+			AnnotationSwap:               " 1.5Gi",
 		}, Annotations{
 			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
 			MaxPricePerHour: 0.25,
@@ -53,6 +54,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 				{"vm.max_map_count", "262144"}, {"net.ipv4.conf.eth0/100.rp_filter", "2"}, {"net.ipv4.tcp_rmem", "4096 87380\t6291456"},
 			},
 			HostModules: []string{"br_netfilter", "nf_conntrack"},
+			SwapBytes:   1536 << 20,
 		}},
 		{"a profile asks for the metadata service", map[string]string{AnnotationInstanceProfile: "s3"},
 			Annotations{InstanceProfile: "s3", AllowMetadata: &yes}},
@@ -60,6 +62,9 @@ func TestAnnotationsAreParsed(t *testing.T) {
 		{"never unhealthy, by 0", map[string]string{AnnotationHealthyTimeout: "0.0"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"one launch type", map[string]string{AnnotationLaunchType: " dedicated"}, Annotations{LaunchTypes: []LaunchType{Dedicated}}},
 		{"the largest disk", map[string]string{AnnotationVolumeSize: "64Ti"}, Annotations{VolumeSizeBytes: 65536 * gib}},
+		{"the most swap", map[string]string{AnnotationSwap: "100Gi"}, Annotations{SwapBytes: 100 * gib}},
+		{"swap of a MiB and a byte", map[string]string{AnnotationSwap: "1048577"}, Annotations{SwapBytes: 2 << 20}},
+		{"no swap", map[string]string{AnnotationSwap: "0"}, Annotations{}},
 		{"whole GiB stay", map[string]string{AnnotationVolumeSize: "10Gi"}, Annotations{VolumeSizeBytes: 10 * gib}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -74,7 +79,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, host-modules, host-sysctls, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, keep-failed, launch-type, machine, max-pending, max-price-per-hour, move-back, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, host-modules, host-sysctls, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, keep-failed, launch-type, machine, max-pending, max-price-per-hour, move-back, private-ip-only, security-groups, swap, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -98,6 +103,13 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationVolumeSize, "1e-999999999", `"1e-999999999" is not valid`},
 		{AnnotationVolumeSize, "0", `"0" is not valid`},
 		{AnnotationVolumeSize, "9223372036854775807", "is not valid"},
+		{AnnotationSwap, "2 GB", `annotation pod.elotl.co/swap: "2 GB" is not valid: want a quantity such as 2Gi, at most 100Gi; 0: none`},
+		{AnnotationSwap, "", `"" is not valid`},
+		{AnnotationSwap, "-1Gi", `"-1Gi" is not valid`},
+		{AnnotationSwap, "100.1Gi", `"100.1Gi" is not valid`},
+		{AnnotationSwap, "1e-999999999", `"1e-999999999" is not valid`},
+		{AnnotationSwap, "9223372036854775807", "is not valid"},
+		{AnnotationSwap, "1.1.1", `"1.1.1" is not valid`},
 		{AnnotationPrivateIPOnly, "yes", `"yes" is not valid: want true or false`},
 		{AnnotationSecurityGroups, "sg-1,,sg-2", `want names or IDs of security groups`},
 		{AnnotationSecurityGroups, "sg-1 sg-2", `want names or IDs of security groups`},

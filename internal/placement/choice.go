@@ -125,19 +125,19 @@ func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, er
 	if !c.constraint.arch && c.only < 0 {
 		c.arch = p.config.DefaultArch
 	}
-	c.need.volume, c.most = annotations.VolumeSizeBytes, annotations.MaxPricePerHour
+	c.need.volume, c.need.swap, c.most = annotations.VolumeSizeBytes, annotations.SwapBytes, annotations.MaxPricePerHour
 	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
 		c.private = *annotations.PrivateIPOnly
 	}
 	if p.config.DefaultDiskBytes > 0 {
-		c.launchDisk = max(p.config.DefaultDiskBytes, c.need.volume, inGiB(diskFor(c.need.disk)))
+		c.launchDisk = c.need.launchDisk(p.config.DefaultDiskBytes)
 	}
 	c.besides = [2]extras{c.beside(0), c.beside(1)}
 	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
-	c.anyDisk = diskFor(c.need.disk) <= maxVolumeBytes
-	// The disk that an annotation asks for is no resource: it counts for named types too. So do
+	c.anyDisk = c.need.rootDisk(c.need.disk) <= maxVolumeBytes
+	// The disk and the swap that annotations ask for are no resources: they count for named types too. So do
 	// GPUs and huge pages: on a machine with too few no pod that asks for them ever runs.
-	c.least = size{memory: -1, disk: c.need.volume, gpus: c.need.gpus}
+	c.least = size{memory: -1, disk: c.need.rootDisk(0), gpus: c.need.gpus}
 	if c.need.asksForPages() {
 		c.least.memory = c.need.pages.bytes()
 	}
@@ -146,7 +146,7 @@ func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, er
 			milliCPU: c.need.milliCPU,
 			gpus:     c.need.gpus,
 			memory:   c.need.allMemory(),
-			disk:     max(c.need.volume, diskFor(c.need.disk)),
+			disk:     c.need.rootDisk(c.need.disk),
 		}
 	}
 	// What has GPUs and is paid for comes first by its price, for those alone that have a use for it.

@@ -55,3 +55,42 @@ func TestAPodsDisksFitItsMachine(t *testing.T) {
 		t.Error("the pod was changed")
 	}
 }
+
+// Disks are made in whole GiB. One for 8Gi of storage has some 9Gi: see diskFor.
+func TestTheRootDiskHasRoomForTheSwapBesides(t *testing.T) {
+	types := []catalog.InstanceType{{
+		Name: "any", MilliCPU: 1000, MemoryBytes: 4 * gib, Arch: "amd64", Offerings: []catalog.PurchaseOption{{Zone: "a", PricePerHour: 1}},
+	}}
+	p := placer(t, types, Config{DefaultDiskBytes: 5 * gib})
+	for _, c := range []struct {
+		storage, volume, swap string
+		want                  int64 // GiB
+	}{
+		{"", "", "", 5},
+		{"", "", "2Gi", 7},
+		{"", "", "100Mi", 6},
+		{"", "20Gi", "2Gi", 22},
+		{"8Gi", "", "", 9},
+		{"8Gi", "", "2Gi", 11},
+		{"8Gi", "20Gi", "2Gi", 22},
+		{"", "1Gi", "100Gi", 105},
+	} {
+		pod := podOf("cpu=500m")
+		if c.storage != "" {
+			pod = podOf("cpu=500m", "ephemeral-storage="+c.storage)
+		}
+		var asked []string
+		for name, value := range map[string]string{AnnotationVolumeSize: c.volume, AnnotationSwap: c.swap} {
+			if value != "" {
+				asked = append(asked, name, value)
+			}
+		}
+		got, err := p.Offerings(annotated(pod, asked...), nil)
+		if err != nil || got[0].DiskBytes != c.want*gib {
+			t.Errorf("%+v: %+v, %v, want a disk of %d GiB", c, got, err, c.want)
+		}
+	}
+	if got, err := p.Offerings(annotated(podOf("cpu=500m"), AnnotationVolumeSize, "64Ti", AnnotationSwap, "1Gi"), nil); err == nil {
+		t.Errorf("a disk that is larger than clouds make: %+v", got)
+	}
+}

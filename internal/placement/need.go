@@ -22,6 +22,8 @@ type need struct {
 	otherPages corev1.ResourceName
 	// volume is the size of the root disk that an annotation asks for, in bytes.
 	volume int64
+	// swap is that of the machine, in bytes, for which an annotation asks.
+	swap int64
 	// disks are those of PersistentVolumes, of the cloud.
 	disks int64
 }
@@ -175,6 +177,17 @@ func diskFor(storage int64) int64 {
 	return storage + min(besides, math.MaxInt64-storage)
 }
 
+// rootDisk returns the least size of a root disk as an annotation asks, and of one with room for so many bytes of ephemeral
+// storage. The file of the swap comes on top.
+func (n need) rootDisk(storage int64) int64 {
+	return max(n.volume+n.swap, diskFor(storage+min(n.swap, math.MaxInt64-storage)))
+}
+
+// launchDisk returns the size of a root disk that is chosen at launch, and has a size by default.
+func (n need) launchDisk(byDefault int64) int64 {
+	return max(max(byDefault, n.volume)+inGiB(n.swap), inGiB(n.rootDisk(n.disk)))
+}
+
 // inGiB rounds bytes up to whole GiB, in which clouds make disks.
 func inGiB(bytes int64) int64 {
 	const gib = 1 << 30
@@ -258,6 +271,9 @@ func (n need) text(reserved int64) string {
 	}
 	if n.volume > 0 {
 		parts = append(parts, "a disk of "+bytesText(n.volume))
+	}
+	if n.swap > 0 {
+		parts = append(parts, "swap "+bytesText(n.swap))
 	}
 	if n.gpus > 0 {
 		parts = append(parts, fmt.Sprintf("%s %d", resourceGPU, n.gpus))

@@ -134,6 +134,9 @@ func randomPod(rng *rand.Rand, types []catalog.InstanceType) *corev1.Pod {
 	if rng.IntN(8) == 0 {
 		pod.Annotations[AnnotationVolumeSize] = []string{"1Gi", "10Gi", "100Gi"}[rng.IntN(3)]
 	}
+	if rng.IntN(8) == 0 {
+		pod.Annotations[AnnotationSwap] = []string{"0", "512Mi", "4Gi", "100Gi"}[rng.IntN(4)]
+	}
 	if rng.IntN(6) == 0 {
 		pod.Annotations[AnnotationMaxPrice] = []string{"0.07", "0.3", "0.9"}[rng.IntN(3)]
 	}
@@ -217,6 +220,11 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		q := apiresource.MustParse(v)
 		volume = q.Value()
 	}
+	swap := int64(0)
+	if v, ok := pod.Annotations[AnnotationSwap]; ok {
+		q := apiresource.MustParse(v)
+		swap = q.Value()
+	}
 	if arch == "" && only == "" {
 		arch = config.DefaultArch
 	}
@@ -237,9 +245,9 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		}
 		typeDisk := t.DiskBytes
 		if typeDisk == 0 {
-			typeDisk = max(volume, config.DefaultDiskBytes, (diskFor(disk)+gib-1)/gib*gib)
+			typeDisk = max(max(volume, config.DefaultDiskBytes)+(swap+gib-1)/gib*gib, (diskFor(disk+swap)+gib-1)/gib*gib)
 		}
-		if volume > typeDisk {
+		if volume+swap > typeDisk || diskFor(swap) > typeDisk {
 			continue
 		}
 		has, sees := t.MilliCPU, t.MemoryBytes
@@ -252,7 +260,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
 			has = min(has, t.BaselineMilliCPU)
 		}
-		if only == "" && (cpu > has || memory+pages+config.ReservedMemoryBytes > sees || diskFor(disk) > typeDisk) || gpus > typeGPUs {
+		if only == "" && (cpu > has || memory+pages+config.ReservedMemoryBytes > sees || diskFor(disk+swap) > typeDisk) || gpus > typeGPUs {
 			continue
 		}
 		if pages > 0 && (config.SharedKernel || pages+config.ReservedMemoryBytes > sees) || pages32 > 0 && t.Arch != "arm64" {

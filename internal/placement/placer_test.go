@@ -208,6 +208,11 @@ func TestChoice(t *testing.T) {
 			"21Gi"), "t.large/a t.large/b c.large/a", ""},
 		{"a disk larger than the type's", shop(), shopping, annotated(podOf("cpu=100m", "memory=6Gi"), AnnotationVolumeSize, "200Gi"),
 			"t.large/a t.large/b m.large/a m.large/b m.large/c g.xlarge/b", ""},
+		{"swap is on the type's disk, beside the pod's storage", localTypes, local, annotated(podOf("ephemeral-storage=3Gi"), AnnotationSwap,
+			"1Gi"), "micro/local small/local", ""},
+		{"swap of a pod without storage", localTypes, local, annotated(podOf("cpu=100m"), AnnotationSwap, "4Gi"), "micro/local small/local",
+			"cheapest of 6 types that fit cpu 100m, memory 0 (+64Mi for the cell), swap 4Gi"},
+		{"swap is no resource", localTypes, local, annotated(podOf(), AnnotationSwap, "1Gi"), "nano/local", ""},
 		{"other extended resources are nobody's", shop(), shopping, podOf("memory=12Gi", "example.com/licence=3"), "g.xlarge/b g.8xlarge/b", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -315,6 +320,9 @@ func TestUnplaceable(t *testing.T) {
 		{"a disk larger than a named type's", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationVolumeSize,
 			"100Gi"),
 			"needs memory 0 (+64Mi for the cell), a disk of 100Gi: 1 type considered: 1 has too small a disk (largest: nano with 4Gi)"},
+		{"more swap than a named type's disk has room for", localTypes, local, annotated(podOf(), AnnotationInstanceType, "nano", AnnotationSwap,
+			"4Gi"),
+			"needs memory 0 (+64Mi for the cell), swap 4Gi: 1 type considered: 1 has too small a disk (largest: nano with 4Gi)"},
 		{"architecture", localTypes, local, selecting(podOf("cpu=1"), corev1.LabelArchStable, "arm64"),
 			"needs cpu 1, memory 0 (+64Mi for the cell): 7 types considered: 7 have an architecture that the pod cannot run on (amd64)"},
 		{"default type of another architecture", localTypes, local, selecting(podOf(), corev1.LabelArchStable, "arm64"),

@@ -39,6 +39,8 @@ func TestNoMachineCostsMoreThanThePodSays(t *testing.T) {
 			"3 are dearer than the $0.114999 an hour of pod.elotl.co/max-price-per-hour (cheapest: plain for $0.115)"},
 		{"0.11", rates, []string{AnnotationPrivateIPOnly, "true"}, "plain"},
 		{"0.2", rates, []string{AnnotationVolumeSize, "730Gi"}, "(cheapest: plain for $0.205)"},
+		{"0.2", rates, []string{AnnotationVolumeSize, "729Gi", AnnotationSwap, "0.1Gi"}, "(cheapest: plain for $0.205)"},
+		{"0.115", rates, []string{AnnotationSwap, "1Gi"}, "dearer than the $0.115 an hour"},
 		{"0.12", &catalog.Rates{}, nil, "plain burst local"}, // what is not known is not counted
 		{"1", rates, []string{AnnotationLaunchType, "spot"}, "(none has a price that is known)"},
 		{"0.1", rates, []string{AnnotationInstanceType, "plain"}, "1 is dearer than the $0.1 an hour"},

@@ -153,7 +153,7 @@ func (c *choice) appendReason(text []byte, rank int, skipped bool, r *row, unpri
 		text = append(text, "the default instance type, since the pod asks for no resources"...)
 	case c.only >= 0:
 		text = append(text, "named by "+AnnotationInstanceType...)
-		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.allMemory() || s.disk < diskFor(c.need.disk) ||
+		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.allMemory() || s.disk < c.need.rootDisk(c.need.disk) ||
 			s.gpus < c.need.gpus || !c.need.devices.within(devicesOf(&c.types[r.typ])) {
 			text = fmt.Appendf(text, ", though too small for %s", c.need.text(c.config.ReservedMemoryBytes))
 		}

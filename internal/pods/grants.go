@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
@@ -122,15 +120,25 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 			return refused(placement.AnnotationHostModules, m, "hostModules")
 		}
 	}
-	if size := a.VolumeSizeBytes; g.MaxVolumeBytes != 0 && size > g.MaxVolumeBytes &&
+	if size := a.VolumeSizeBytes + a.SwapBytes; g.MaxVolumeBytes != 0 && size > g.MaxVolumeBytes &&
 		!has(func(n NamespaceGrants) bool { return size <= n.MaxVolumeBytes }) {
-		return &NotGrantedError{
-			Asked:     fmt.Sprintf("annotation %s: %q", placement.AnnotationVolumeSize, resource.NewQuantity(size, resource.BinarySI)),
-			Namespace: namespace,
-			Key:       "cells.grants.maxVolumeSize",
-		}
+		return &NotGrantedError{Asked: diskText(a), Namespace: namespace, Key: "cells.grants.maxVolumeSize"}
 	}
 	return nil
+}
+
+// diskText is what annotations ask of a root disk, for people.
+func diskText(a placement.Annotations) string {
+	var parts []string
+	for _, p := range []struct {
+		annotation string
+		bytes      int64
+	}{{placement.AnnotationVolumeSize, a.VolumeSizeBytes}, {placement.AnnotationSwap, a.SwapBytes}} {
+		if p.bytes > 0 {
+			parts = append(parts, fmt.Sprintf("annotation %s: %q", p.annotation, bytesText(p.bytes)))
+		}
+	}
+	return strings.Join(parts, " with ")
 }
 
 // keepFailed is for how long the cell of a failed pod of a namespace stays whose annotation asks for a time. Unrestricted does not
@@ -230,7 +238,7 @@ func (g Grants) withinDisk(namespace string, offerings []offering.Offering) ([]o
 		return left, nil
 	}
 	return nil, &NotGrantedError{
-		Asked:     fmt.Sprintf("a root disk of %s", resource.NewQuantity(offerings[0].DiskBytes, resource.BinarySI)),
+		Asked:     "a root disk of " + bytesText(offerings[0].DiskBytes),
 		Namespace: namespace,
 		Key:       "cells.grants.maxVolumeSize",
 	}

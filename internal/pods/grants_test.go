@@ -67,6 +67,10 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{granted, "b", placement.AnnotationVolumeSize, "100.1Gi", "cells.grants.maxVolumeSize"},
 		{granted, "a", placement.AnnotationVolumeSize, "500Gi", ""},
 		{granted, "a", placement.AnnotationVolumeSize, "501Gi", "cells.grants.maxVolumeSize"},
+		{Grants{}, "a", placement.AnnotationSwap, "100Gi", ""},
+		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "a", placement.AnnotationSwap, "1Gi", ""},
+		{Grants{MaxVolumeBytes: 5 << 30}, "a", placement.AnnotationSwap, "5Gi", ""},
+		{Grants{MaxVolumeBytes: 5 << 30}, "a", placement.AnnotationSwap, "5.1Gi", "cells.grants.maxVolumeSize"},
 		{granted, "b", placement.AnnotationKeepFailed, "1h", ""},
 		{granted, "b", placement.AnnotationKeepFailed, "61m", "cells.grants.maxKeepFailed"},
 		{granted, "a", placement.AnnotationKeepFailed, "24h", ""},
@@ -243,5 +247,18 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	const hosts = "m5.large (dedicated) in local is not granted to namespace ns: cells.grants.namespaces[].dedicated of provider.yaml says what is"
 	if got := h.c.Waiting("uid-r"); got != hosts {
 		t.Errorf("a pod whose instance would be on a dedicated host says %q; want %q", got, hosts)
+	}
+}
+
+func TestSwapCountsAsPartOfTheRootDisk(t *testing.T) {
+	g := Grants{MaxVolumeBytes: 100 << 30, Namespaces: []NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 200 << 30}}}
+	asked := placement.Annotations{VolumeSizeBytes: 99 << 30, SwapBytes: 2 << 30}
+	const want = `annotation pod.elotl.co/volume-size: "99Gi" with annotation pod.elotl.co/swap: "2Gi" is not granted to namespace b: ` +
+		`cells.grants.maxVolumeSize of provider.yaml says what is`
+	if err := g.Check("b", asked); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if err := g.Check("a", asked); err != nil {
+		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/node/util/sysctl"
 
 	"github.com/elotl/kip/internal/cells"
@@ -24,6 +25,10 @@ func changesKernel(a placement.Annotations) error {
 	if len(a.HostModules) > 0 {
 		return &UnsupportedError{placement.AnnotationHostModules, a.HostModules[0], "its cells share the kernel of their host"}
 	}
+	if a.SwapBytes > 0 {
+		return &UnsupportedError{placement.AnnotationSwap, bytesText(a.SwapBytes),
+			"its cells share the kernel of their host, whose swap is no pod's: here it can be 0 only"}
+	}
 	for _, s := range a.HostSysctls {
 		if !sysctls.IsNamespaced(s.Name) {
 			return &UnsupportedError{placement.AnnotationHostSysctls, s.Name,
@@ -32,6 +37,9 @@ func changesKernel(a placement.Annotations) error {
 	}
 	return nil
 }
+
+// bytesText is the text of such a quantity.
+func bytesText(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
 // kernelSettings are what the annotations ask of a machine's kernel; nil for nothing.
 func kernelSettings(a placement.Annotations) *cells.KernelSettings {

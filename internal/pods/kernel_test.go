@@ -65,16 +65,30 @@ func TestTheHugePagesOfAPodAreItsCells(t *testing.T) {
 	}
 }
 
+func TestTheSwapThatAPodAsksForIsItsCells(t *testing.T) {
+	h := newHarness(t)
+	for value, want := range map[string]int64{"2Gi": 2 << 30, "0": 0} {
+		r, err := h.c.Choose(t.Context(), pod("a", annotated(placement.AnnotationSwap, value)))
+		if err != nil || r.SwapBytes != want || r.Special || r.Kernel != nil {
+			t.Errorf("of %s it has %d (special %t, kernel %v), %v", value, r.SwapBytes, r.Special, r.Kernel, err)
+		}
+	}
+}
+
 func TestCellsThatShareAKernelChangeNothingOfOthers(t *testing.T) {
 	h := newHarness(t)
 	h.restarted(func(c *Config) { c.Grants, c.SharedKernel = wholeKernel, true })
 	for n, tc := range []struct{ annotation, value, want string }{
+		{placement.AnnotationSwap, "0", ""},
 		{placement.AnnotationHostSysctls, "net.core.somaxconn=1,kernel.shmmax=1,kernel/sem=1 1 1 1,fs.mqueue.msg_max=1", ""},
 		{placement.AnnotationHostSysctls, "net.core.somaxconn=1,vm/max_map_count=262144",
 			`annotation pod.elotl.co/host-sysctls: "vm.max_map_count" is not possible on this cloud, since its cells share the kernel of their host, ` +
 				`and this sysctl is not namespaced`},
 		{placement.AnnotationHostModules, "br_netfilter",
 			`annotation pod.elotl.co/host-modules: "br_netfilter" is not possible on this cloud, since its cells share the kernel of their host`},
+		{placement.AnnotationSwap, "2Gi",
+			`annotation pod.elotl.co/swap: "2Gi" is not possible on this cloud, since its cells share the kernel of their host, whose swap is no ` +
+				`pod's: here it can be 0 only`},
 	} {
 		name := string(rune('a' + n))
 		h.put(pod(name, annotated(tc.annotation, tc.value)))

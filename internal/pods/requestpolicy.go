@@ -53,7 +53,7 @@ func (p *requestPolicy) newRequest(pod *corev1.Pod, chosen placement.Chosen, nee
 
 // apply puts into a request what a pod's annotations ask for.
 func (p *requestPolicy) apply(r *cells.Request, asked placement.Annotations) {
-	r.Special, r.Kernel = special(asked), kernelSettings(asked)
+	r.Special, r.Kernel, r.SwapBytes = special(asked), kernelSettings(asked), asked.SwapBytes
 	r.Options, r.Offerings = resolve(p.options, asked), withDisk(r.Offerings, asked)
 	if t := asked.HealthyTimeout; t != nil {
 		after := t.After // 0 when never

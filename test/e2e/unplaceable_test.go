@@ -44,6 +44,7 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 			container(", resources: {limits: {memory: 64Mi, hugepages-2Mi: 4Mi}}")), "Unplaceable",
 			"have no hugepages-2Mi (machines share the kernel of their host)"},
 		"module": {annotated("module", "pod.elotl.co/host-modules: br_netfilter"), "AnnotationUnsupported", "br_netfilter"},
+		"swap":   {annotated("swap", "pod.elotl.co/swap: 1Gi"), "AnnotationUnsupported", "whose swap is no pod's"},
 		"typo":   {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
 	} {
 		s.Apply(tc.manifest)

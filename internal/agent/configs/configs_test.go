@@ -190,6 +190,14 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	}
 }
 
+func TestAKubeletSharesSwapOnlyWhereTheMachineHasIt(t *testing.T) {
+	for swap, want := range map[bool]string{false: "", true: "LimitedSwap"} {
+		if got := kubelet(t, config(), Machine{Swap: swap}); got.MemorySwap.SwapBehavior != want || got.FailSwapOn == nil || *got.FailSwapOn {
+			t.Errorf("with swap %t it has %q, and fails where there is swap: %v", swap, got.MemorySwap.SwapBehavior, got.FailSwapOn)
+		}
+	}
+}
+
 func TestAKubeletAllowsTheUnsafeSysctlsThatItsPodMaySet(t *testing.T) {
 	for _, allowed := range [][]string{nil, {"kernel.msgmax", "net/core/somaxconn"}} {
 		c := config()
@@ -417,6 +425,9 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 				c.HugePages = append(c.HugePages, agentapi.HugePages{PageBytes: 4096 << n, Pages: 1})
 			}
 		}, []string{"hugePages: 9 sizes"}},
+		"negative swap": {func(c *agentapi.Config) { c.SwapBytes = -1 << 20 }, []string{"swapBytes: -1048576"}},
+		"odd swap":      {func(c *agentapi.Config) { c.SwapBytes = 1<<20 + 4096 }, []string{"swapBytes: 1052672"}},
+		"much swap":     {func(c *agentapi.Config) { c.SwapBytes = 1<<40 + 1<<20 }, []string{"swapBytes: 1099512676352"}},
 		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
 			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {

@@ -20,6 +20,7 @@ const (
 	CNIPluginDir     = "/opt/cni/bin" // of plugins that are not itzo
 	CNIConfFile      = CNIConfDir + "/10-kip.conflist"
 	KubeletRoot      = "/var/lib/kubelet"
+	SwapFile         = KubeletRoot + "/kip-swap" // on Kip's image straight on its ext4: the root's overlay takes none
 	KubeletConfig    = KubeletRoot + "/config.yaml"
 	Kubeconfig       = KubeletRoot + "/kubeconfig"
 	KubeProxyConfig  = "/var/lib/kube-proxy/config.yaml"

@@ -40,6 +40,8 @@ const pidsOfProcessor = 16
 // Machine is what the kubelet is to know of the machine.
 type Machine struct {
 	GPUs bool
+	// Swap says that the machine has the swap that its containers share.
+	Swap bool
 	// Tasks is what its cgroup is bounded to; 0 for no bound. See Host.
 	Tasks int64
 	// PodGrace is what pods have at most when the machine ends, in whole seconds; 0 where the
@@ -67,6 +69,9 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 	}
 	if len(c.UnsafeSysctls) > 0 {
 		cfg["allowedUnsafeSysctls"] = c.UnsafeSysctls
+	}
+	if m.Swap {
+		cfg["memorySwap"] = map[string]any{"swapBehavior": "LimitedSwap"} // a kubelet on cgroup v1 would not start
 	}
 	if m.Tasks > 0 {
 		// What is left of the kernel's tasks may be more than the machine's cgroup has: the local cloud gives a machine 16384.

@@ -21,6 +21,9 @@ const maxSysctls = 256
 // maxPageSizes is more than kernels have, and maxPageBytes more than a page has.
 const maxPageSizes, maxPageBytes = 8, 1 << 40
 
+// maxSwapBytes is more than Kip asks for.
+const maxSwapBytes = 1 << 40
+
 // maxRoutes is above what a route table of a cloud takes.
 const maxRoutes = 256
 
@@ -92,6 +95,9 @@ func Validate(c agentapi.Config) error {
 	}
 	validatePages(c.HugePages, bad)
 	credentialproviders.Check(c.CredentialProviders, func(key, problem string) { bad("credentialProviders%s: %s", key, problem) })
+	if c.SwapBytes < 0 || c.SwapBytes > maxSwapBytes || c.SwapBytes%(1<<20) != 0 {
+		bad("swapBytes: %d is not a number of whole MiB such as 2147483648, of at most %d", c.SwapBytes, int64(maxSwapBytes))
+	}
 	if _, err := RegistryHosts(c.RegistryMirrors, c.Registries); err != nil {
 		errs = append(errs, err)
 	}

@@ -27,6 +27,10 @@ type Options struct {
 	StateDir, RunDir string
 	// Shared reports whether other machines run on the same kernel.
 	Shared bool
+	// CgroupV2 reports whether the controllers are in the unified hierarchy.
+	CgroupV2 bool
+	// SwapFile is the file to swap to, below Root.
+	SwapFile string
 	// Load loads a module by its name.
 	Load func(ctx context.Context, name string) error
 }
@@ -35,11 +39,12 @@ type Options struct {
 type Kernel struct {
 	o       Options
 	setFile func(file, text string) error // of the kernel's own files
+	swapOn  func(path string) error
 	mu      sync.Mutex
 }
 
 // New returns the kernel of a machine.
-func New(o Options) *Kernel { return &Kernel{o: o, setFile: setFile} }
+func New(o Options) *Kernel { return &Kernel{o: o, setFile: setFile, swapOn: swapOn} }
 
 // ErrRefused says that the machine refuses what is asked of its kernel, and always will.
 var ErrRefused = errors.New("refused")

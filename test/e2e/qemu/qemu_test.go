@@ -7,7 +7,9 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
+	"crypto/md5"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -417,7 +419,7 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 // pages asks for huge pages of a size, and has a file of them on a volume.
 const pages = `apiVersion: v1
 kind: Pod
-metadata: {name: NAME}
+metadata: {name: NAME, annotations: {pod.elotl.co/swap: "SWAP"}}
 spec:
   nodeSelector: {type: virtual-kubelet}
   terminationGracePeriodSeconds: 1
@@ -431,15 +433,15 @@ spec:
       fallocate -l FILE /pages/file && grep -E "HugePages_(Total|Free)|Hugetlb" /proc/meminfo && grep " /pages " /proc/mounts
       exec sleep 100000
     readinessProbe: {exec: {command: [test, -s, /pages/file]}, periodSeconds: 1}
-    resources: {limits: {memory: 64Mi, hugepages-SIZE: ALL}}
+    resources: {requests: {memory: 48Mi}, limits: {memory: 64Mi, hugepages-SIZE: ALL}}
     volumeMounts: [{name: pages, mountPath: /pages}]
   volumes: [{name: pages, emptyDir: {medium: HugePages}}]
 `
 
-// hasPages makes a pod with huge pages, and waits until it has a file of them.
-func hasPages(s *namespace.Space, name, size, all, file string, want ...string) *corev1.Pod {
+// hasPages makes a pod with huge pages and swap, and waits until it has a file of them.
+func hasPages(s *namespace.Space, name, swap, size, all, file string, want ...string) *corev1.Pod {
 	s.Helper()
-	s.Apply(strings.NewReplacer("NAME", name, "SIZE", size, "FILE", file, "ALL", all).Replace(pages))
+	s.Apply(strings.NewReplacer("NAME", name, "SWAP", swap, "SIZE", size, "FILE", file, "ALL", all).Replace(pages))
 	pod := s.WaitReady(name)
 	said := s.Kubectl("logs", name)
 	for _, w := range append(want, "/pages hugetlbfs") {
@@ -453,13 +455,13 @@ func hasPages(s *namespace.Space, name, size, all, file string, want ...string) 
 func TestAPodHasHugePagesOfItsMachine(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
-	hasPages(s, "large", "2Mi", "512Mi", "536870912", "HugePages_Total:     256", "HugePages_Free:        0", "pagesize=2M")
+	hasPages(s, "large", "0", "2Mi", "512Mi", "536870912", "HugePages_Total:     256", "HugePages_Free:        0", "pagesize=2M")
 	if got := s.CellOf("large").Status.InstanceType; got != "small" {
 		t.Errorf("a pod with huge pages of 512Mi is on a %s, want a small", got)
 	}
 }
 
-func TestAStandbyMachineReservesTheHugePagesOfItsPod(t *testing.T) {
+func TestAStandbyMachineGetsTheHugePagesAndTheSwapOfItsPod(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
 	namespace.Reconfigure(t, world, func(provider map[string]any) {
@@ -482,9 +484,93 @@ func TestAStandbyMachineReservesTheHugePagesOfItsPod(t *testing.T) {
 		}
 		return err
 	})
-	pod := hasPages(s, "small", "2Mi", "64Mi", "8388608", "HugePages_Total:      32", "HugePages_Free:       28", "pagesize=2M")
+	pod := hasPages(s, "small", "128Mi", "2Mi", "64Mi", "8388608", "HugePages_Total:      32", "HugePages_Free:       28", "pagesize=2M")
 	if i := machine(t, pod); i.ID != kept.ID {
 		t.Errorf("the pod is on machine %s, want the standby machine %s", i.ID, kept.ID)
+	}
+	sharesSwap(s, "small", 48<<20, 128<<20)
+}
+
+// sharesSwap has a pod's container be limited to its share of its machine's swap, as a kubelet computes it with LimitedSwap.
+func sharesSwap(s *namespace.Space, pod string, request, swap int64) {
+	s.Helper()
+	figures := map[string]int64{}
+	for line := range strings.Lines(s.Kubectl("exec", pod, "--", "cat", "/proc/meminfo")) {
+		var name string
+		var kib int64
+		if _, err := fmt.Sscanf(line, "%s %d kB", &name, &kib); err == nil {
+			figures[name] = kib << 10
+		}
+	}
+	if got := figures["SwapTotal:"]; got <= swap-(1<<20) || got > swap {
+		s.Errorf("the machine of pod %s has %d bytes of swap, want %d", pod, got, swap)
+	}
+	share := int64(float64(request) / float64(figures["MemTotal:"]) * float64(figures["SwapTotal:"]))
+	want := share / int64(os.Getpagesize()) * int64(os.Getpagesize())
+	if got := s.Kubectl("exec", pod, "--", "cat", "/sys/fs/cgroup/memory.swap.max"); got != fmt.Sprintln(want) {
+		s.Errorf("pod %s may swap %q, want %d of %v", pod, got, want, figures)
+	}
+}
+
+// swapping holds more than its memory has room for, and says of what it was when it is told to go on.
+const swapping = `apiVersion: v1
+kind: Pod
+metadata: {name: swapping, annotations: {pod.elotl.co/swap: 512Mi}}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command:
+    - sh
+    - -c
+    - |
+      tr '\0' x </dev/zero | dd bs=80M count=1 iflag=fullblock 2>/dev/null |
+        { until [ -e /tmp/go ]; do sleep 1; done; md5sum >/tmp/sum; mv /tmp/sum /tmp/done; } &
+      exec sleep 100000
+    readinessProbe: {exec: {command: [sh, -c, 'test $(cat /sys/fs/cgroup/memory.swap.current) -gt 12000000']}, periodSeconds: 1}
+    resources: {requests: {cpu: 500m, memory: 48Mi}, limits: {memory: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: guaranteed, annotations: {pod.elotl.co/swap: 512Mi}}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sleep, "100000"]
+    resources: {limits: {cpu: 500m, memory: 64Mi}}
+    volumeMounts: [{name: cgroups, mountPath: /cgroups, readOnly: true}]
+  volumes: [{name: cgroups, hostPath: {path: /sys/fs/cgroup}}]
+`
+
+func TestAPodSwapsWhatItsMemoryHasNoRoomFor(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	s.Apply(swapping)
+	pod := s.WaitReady("swapping")
+	sharesSwap(s, "swapping", 48<<20, 512<<20)
+	s.Kubectl("exec", "swapping", "--", "touch", "/tmp/go")
+	want := fmt.Sprintf("%x  -\n", md5.Sum(bytes.Repeat([]byte("x"), 80<<20)))
+	s.Eventually("what was swapped out comes back as it was", func(ctx context.Context) error {
+		if got, _, _ := s.Attempt(ctx, "exec", "swapping", "--", "cat", "/tmp/done"); got != want {
+			return fmt.Errorf("its sum is %q, want %q", got, want)
+		}
+		return nil
+	})
+	if now, err := s.Pod(t.Context(), "swapping"); err != nil || now.UID != pod.UID || now.Status.ContainerStatuses[0].RestartCount > 0 {
+		t.Errorf("the pod is %+v, %v", now.Status, err)
+	}
+	// By Kubernetes' rules, on a machine with as much swap. What runs the pod is not swapped out either.
+	s.WaitReady("guaranteed")
+	if got := s.Kubectl("exec", "guaranteed", "--", "cat", "/sys/fs/cgroup/memory.swap.max", "/cgroups/system/memory.swap.max"); got != "0\n0\n" {
+		t.Errorf("a Guaranteed pod and its agent may swap %q", got)
+	}
+	if got := s.Kubectl("exec", "guaranteed", "--", "cat", "/proc/swaps"); strings.Count(got, "\n") != 2 || !strings.Contains(got, " file") {
+		t.Errorf("its machine has the swap %q", got)
 	}
 }
 
