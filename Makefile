@@ -218,7 +218,7 @@ $(KEDA): $(BIN)/keda-%: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C test/keda build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ github.com/kedacore/keda/v2/cmd/$*
 
 .PHONY: neighbours
-neighbours: $(EVICTORS) $(KEDA)
+neighbours: $(EVICTORS) $(KEDA) bench-tools
 
 # Enforces NetworkPolicies on an ordinary node of the tests.
 $(BIN)/networkpolicies: FORCE | announce
@@ -444,7 +444,7 @@ OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/eks test/e2e/pods tes
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
 other-worlds: world-programs run-image neighbours ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
-	@CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
+	@KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.
 .PHONY: cloud-contract

@@ -644,7 +644,7 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	}
 	zones := s.virtualNodes()
 	s.approve(len(zones))
-	stopKarpenter := s.startKarpenter()
+	stopKarpenter := s.StartKarpenter()
 
 	s.Apply(job)
 	s.Apply(web)
