@@ -308,7 +308,8 @@ func TestCredentialProvidersWithoutAProgramAreLeftOutAndKipIsTold(t *testing.T) 
 		t.Errorf("Kip is told %q, want %q", told.CredentialProviders, want)
 	}
 	file, err := os.ReadFile(m.path(configs.ImageProviders))
-	if err != nil || !strings.Contains(string(file), `"has"`) || strings.Contains(string(file), `"text"`) || strings.Contains(string(file), `"lacks"`) {
+	if asks := string(file); err != nil || !strings.Contains(asks, `"has"`) || strings.Contains(asks, `"text"`) ||
+		strings.Contains(asks, `"lacks"`) {
 		t.Errorf("the kubelet is to ask %s, %v", file, err)
 	}
 	if info, err := os.Stat(m.path(configs.ImageProviders)); err != nil || info.Mode().Perm() != 0o600 {

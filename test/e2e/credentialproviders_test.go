@@ -49,7 +49,8 @@ func allowAudience(t *testing.T, audience string) {
 	meta := metav1.ObjectMeta{Name: "test-registry-tokens"}
 	role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{
 		Verbs: []string{"request-serviceaccounts-token-audience"}, APIGroups: []string{""}, Resources: []string{audience}}}}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}}}
 	rbac := world.Admin.RbacV1()
 	if _, err := rbac.ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
@@ -131,7 +132,8 @@ metadata: {name: plain}
 			t.Errorf("pod %s is %s, %v", name, p.Status.Phase, err)
 		}
 	}
-	if _, data := s.machine("by-file").userData(t); strings.Contains(string(data), registryPassword) || strings.Contains(string(data), "REGISTRY_USER") {
+	_, data := s.machine("by-file").userData(t)
+	if strings.Contains(string(data), registryPassword) || strings.Contains(string(data), "REGISTRY_USER") {
 		t.Error("the user data has what credential providers are told")
 	}
 }

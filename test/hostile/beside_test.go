@@ -164,7 +164,8 @@ func ofNobody(own, pod *corev1.Pod) []probe {
 			return err
 		}},
 		{"write the set's Secret", func(ctx context.Context, c kubernetes.Interface) error {
-			_, err := c.CoreV1().Secrets(ns).Patch(ctx, "word", types.MergePatchType, []byte(`{"stringData":{"word":"mine"}}`), metav1.PatchOptions{})
+			patch := []byte(`{"stringData":{"word":"mine"}}`)
+			_, err := c.CoreV1().Secrets(ns).Patch(ctx, "word", types.MergePatchType, patch, metav1.PatchOptions{})
 			return err
 		}},
 		{"have a token of another service account there", func(ctx context.Context, c kubernetes.Interface) error {
@@ -207,7 +208,9 @@ func TestRootOnACellReachesOfASetBesideItsPodWhatTheSetNamesAndNoMore(t *testing
 	tier.All(t)
 	s, sets := &space{namespace.New(t, world)}, &space{namespace.New(t, world)}
 	namespace.Reconfigure(t, world, func(provider map[string]any) {
-		provider["cells"].(map[string]any)["daemonSets"] = []any{map[string]any{"namespace": sets.NS, "name": "guard", "pods": "guarded=yes", "maxDelay": 60}}
+		provider["cells"].(map[string]any)["daemonSets"] = []any{
+			map[string]any{"namespace": sets.NS, "name": "guard", "pods": "guarded=yes", "maxDelay": 60},
+		}
 	})
 	sets.Apply(set)
 	s.Apply("apiVersion: v1\nkind: Secret\nmetadata: {name: own}\nstringData: {word: mine}\n---\n" +
@@ -244,12 +247,13 @@ func TestRootOnACellReachesOfASetBesideItsPodWhatTheSetNamesAndNoMore(t *testing
 	}
 
 	// The pod itself has nothing of its copy: neither files, nor environment, nor the machine's API.
-	if got := s.Kubectl("exec", "with", "--", "sh", "-c", "grep -rs sesame /proc/[0-9]*/environ /etc /run /tmp /var /root | wc -l"); got != "0\n" {
+	const find = "grep -rs sesame /proc/[0-9]*/environ /etc /run /tmp /var /root | wc -l"
+	if got := s.Kubectl("exec", "with", "--", "sh", "-c", find); got != "0\n" {
 		t.Errorf("in the pod there is the word of the copy, %q times", got)
 	}
 	ip := s.CellOf("with").Status.ManagementIP
-	if out, code, _ := s.Try("exec", "with", "--", "sh", "-c", "nc -w 3 "+ip+" 6422 </dev/null && echo reached; nc -w 3 "+ip+" 10250 </dev/null && echo reached; true"); code != 0 ||
-		strings.Contains(out, "reached") {
+	reach := "for port in 6422 10250; do nc -w 3 " + ip + " $port </dev/null && echo reached; done; true"
+	if out, code, _ := s.Try("exec", "with", "--", "sh", "-c", reach); code != 0 || strings.Contains(out, "reached") {
 		t.Errorf("the pod reaches the API of its machine's kubelet: %q, exit %d", out, code)
 	}
 
@@ -268,7 +272,8 @@ func goneIsGone(t *testing.T, s, sets *space, cell kubernetes.Interface, pod *co
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), namespace.Patience)
 	defer cancel()
-	open, err := cell.CoreV1().Secrets(sets.NS).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "word").String()})
+	word := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "word").String()}
+	open, err := cell.CoreV1().Secrets(sets.NS).Watch(ctx, word)
 	if err != nil {
 		t.Fatal(err)
 	}
