@@ -168,7 +168,8 @@ func (o Options) read(ctx context.Context, packages debian.Lock) (debian.Files, 
 			return nil, err
 		}
 		err = files.Read(ctx, deb, func(name string) bool {
-			return !strings.HasPrefix(name, "usr/share/") || strings.HasPrefix(name, "usr/share/ca-certificates/")
+			return !strings.HasPrefix(name, "usr/share/") || strings.HasPrefix(name, "usr/share/ca-certificates/") ||
+				slices.Contains(configuration, name)
 		})
 		if err != nil {
 			return nil, err

@@ -33,6 +33,7 @@ var configuration = []string{
 	"etc/mke2fs.conf", "etc/netconfig",
 	// What profiles of AppArmor include: containerd's own, and those that a pod names and somebody loads.
 	"etc/apparmor/parser.conf", "etc/apparmor.d/abi/", "etc/apparmor.d/abstractions/", "etc/apparmor.d/tunables/",
+	"usr/share/apparmor-features/features", // of profiles that name no abi; parser.conf names it
 }
 
 // links are names that something in the root is called by, or looked for.

@@ -233,16 +233,17 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 	})
 	t.Run("AppArmor holds the pods to their profiles", func(t *testing.T) {
 		s := s.For(t)
+		const secret = "echo secret > /etc/shadow && cat /etc/shadow"
 		for pod, want := range map[string]string{"server": "cri-containerd.apparmor.d (enforce)\n", "client": "kip-test (enforce)\n"} {
 			if got := s.Kubectl("exec", pod, "--", "cat", "/proc/self/attr/current"); got != want {
 				t.Errorf("%s has the profile %q, want %q", pod, got, want)
 			}
 		}
-		if out, code, errs := s.Attempt(t.Context(), "exec", "client", "--", "cat", "/etc/shadow"); code == 0 ||
+		if out, code, errs := s.Attempt(t.Context(), "exec", "client", "--", "sh", "-c", secret); code == 0 ||
 			!strings.Contains(errs, "Permission denied") {
 			t.Errorf("what its profile denies gives the client %q (exit %d, %s)", out, code, errs)
 		}
-		s.Kubectl("exec", "server", "--", "cat", "/etc/shadow")
+		s.Kubectl("exec", "server", "--", "sh", "-c", secret)
 	})
 	t.Run("addresses of both families", func(t *testing.T) {
 		s := s.For(t)
