@@ -45,10 +45,10 @@ spec:
         - -c
         - |
           set -e
-          cp /bin/busybox /cni/bin/mesh-busybox
+          cp /bin/busybox /cni/bin/busybox-mesh
           cat >/cni/bin/mesh <<'END'
-          #!/opt/cni/bin/mesh-busybox sh
-          tool=/opt/cni/bin/mesh-busybox
+          #!/opt/cni/bin/busybox-mesh sh
+          tool=/opt/cni/bin/busybox-mesh
           given=$($tool cat)
           if [ "$CNI_COMMAND" = ADD ]; then
             $tool nsenter --net="$CNI_NETNS" $tool ip address add 192.0.2.7/32 dev lo
