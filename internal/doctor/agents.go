@@ -118,9 +118,9 @@ func (k agents) open(c *apiv1.Cell) string {
 	if !k.eks() {
 		return policies
 	}
-	return fmt.Sprintf("aws ec2 authorize-security-group-egress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
+	return fmt.Sprintf("aws ec2 authorize-security-group-egress --region %s --group-id %s --ip-permissions "+
 		"'IpProtocol=tcp,FromPort=6421,ToPort=6421,IpRanges=[{CidrIp=%s/32}]' # or the network of the cells' subnets, if the group does not let all out\n%s",
-		k.region(), at, policies)
+		k.region(), k.nodeGroup(), at, policies)
 }
 
 // look is the command that shows what a cell waits for.

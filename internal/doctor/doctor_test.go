@@ -686,9 +686,16 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"cordoned": {installed, func(w *world) { w.nodes[1].Spec.Unschedulable = true }, "nodes", finding.Failed, "cordoned", "kubectl uncordon kip-0"},
 		"another version": {installed, func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.1.0" }, "versions", finding.Warning,
 			"Kip of node kip-0 is 1.1.0, and this kipctl is 1.2.0", "kipctl version"},
-		"no definition":   {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
-		"deaf webhook":    {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
-		"deaf, on EKS":    {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
+		"no definition": {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
+		"deaf webhook":  {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
+		"deaf, on EKS": {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach",
+			`--group-id GROUP-OF-THE-NODES --ip-permissions "IpProtocol=tcp,FromPort=9443,ToPort=9443,UserIdGroupPairs=[{GroupId=$cluster}]"`},
+		"deaf, on an instance of EKS": {installed, func(w *world) {
+			w.answers, w.version, w.kips[0].Spec.NodeName, w.nodes[0].Spec.ProviderID = false, "v1.35.1-eks-1", "machine", "aws:///us-east-1a/i-0abc"
+		}, "webhook", finding.Failed, "does not reach", "--group-id $(aws ec2 describe-instances --region REGION --instance-ids i-0abc --query"},
+		"deaf, on a node that lies": {installed, func(w *world) {
+			w.answers, w.version, w.kips[0].Spec.NodeName, w.nodes[0].Spec.ProviderID = false, "v1.35.1-eks-1", "machine", "aws:///a/i-0abc;reboot"
+		}, "webhook", finding.Failed, "does not reach", "--group-id GROUP-OF-THE-NODES"},
 		"a right is gone": {installed, func(w *world) { w.unable = "daemonsets" }, "rights", finding.Failed, "kip-system/kip may not get daemonsets.apps", "helm upgrade release deploy/helm/kip --namespace kip-system --reuse-values --force-conflicts"},
 		"of a node":       {byManifests, func(w *world) { w.unable = "nodes" }, "rights", finding.Failed, "may not get nodes", "kubectl apply -k"},
 		"a tenant's pod": {installed, func(w *world) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -137,6 +138,25 @@ func (k *installation) clusterName() string {
 		return cmp.Or(k.c.Provider.Cloud.AWS.ClusterName, "CLUSTER")
 	}
 	return "CLUSTER"
+}
+
+// instanceID is the form of EC2's. A node may say anything of itself, and a shell reads it.
+var instanceID = regexp.MustCompile(`^i-[0-9a-f]+$`)
+
+// nodeGroup is the security group of the node of Kip's pod, as a shell finds it; else what stands for it in a command. Of several groups it
+// is the first.
+func (k *installation) nodeGroup() string {
+	if len(k.pods) > 0 {
+		n := slices.IndexFunc(k.nodes, func(n corev1.Node) bool { return n.Name == k.pods[0].Spec.NodeName })
+		if n >= 0 {
+			// aws:///ZONE/INSTANCE. Source: cloud-provider-aws, pkg/providers/v1/instances.go.
+			if _, instance, is := cutLast(k.nodes[n].Spec.ProviderID, "/"); is && instanceID.MatchString(instance) {
+				return fmt.Sprintf("$(aws ec2 describe-instances --region %s --instance-ids %s --query "+
+					"'Reservations[0].Instances[0].SecurityGroups[0].GroupId' --output text)", k.region(), instance)
+			}
+		}
+	}
+	return "GROUP-OF-THE-NODES"
 }
 
 // annotationRelease is on what Helm has installed, with the name of its release.

@@ -139,9 +139,10 @@ func (k ports) webhookConfiguration(ctx context.Context) (*admissionregistration
 // its namespace allows all.
 func (k ports) reachable(ctx context.Context) string {
 	if k.eks() {
-		const from = ",UserIdGroupPairs=[{GroupId=GROUP-OF-THE-CLUSTER}]"
-		return fmt.Sprintf("aws ec2 authorize-security-group-ingress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
-			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", k.region(), from, from)
+		return fmt.Sprintf(`cluster=$(aws eks describe-cluster --region %[1]s --name %[2]s --query cluster.resourcesVpcConfig.clusterSecurityGroupId `+
+			`--output text); aws ec2 authorize-security-group-ingress --region %[1]s --group-id %[3]s --ip-permissions `+
+			`"IpProtocol=tcp,FromPort=9443,ToPort=9443,UserIdGroupPairs=[{GroupId=$cluster}]" `+
+			`"IpProtocol=tcp,FromPort=10250,ToPort=10250,UserIdGroupPairs=[{GroupId=$cluster}]"`, k.region(), k.clusterName(), k.nodeGroup())
 	}
 	cure := k.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
 	const level, all = "pod-security.kubernetes.io/enforce", "privileged"
