@@ -186,7 +186,7 @@ func TestDoctorFindsWhatIsBrokenAndItsCommandsMendIt(t *testing.T) {
 		{"webhook", "the Service kip-system/kip-webhook of Kip's webhook is gone", func() error {
 			return world.Admin.CoreV1().Services(kipNamespace).Delete(t.Context(), release+"-webhook", metav1.DeleteOptions{})
 		}},
-		{"rights", "may not get daemonsets.apps", func() error {
+		{"rights", "may not get/list daemonsets.apps", func() error {
 			roles := world.Admin.RbacV1().ClusterRoles()
 			role, err := roles.Get(t.Context(), "kip."+harness.Node, metav1.GetOptions{})
 			if err != nil {
