@@ -106,7 +106,8 @@ func TestTheBootImageIsPublishedFromARegistry(t *testing.T) {
 		t.Fatalf("%v: it prints %q, and there are %+v: %s", first.failed, first.out, model.Images.All(), first.err)
 	}
 	again := run(t, nil, append(command, from)...)
-	if again.failed != nil || again.out != first.out || !strings.Contains(again.err, from+" is the image "+strings.TrimSpace(first.out)+" already") {
+	if again.failed != nil || again.out != first.out || !strings.Contains(again.err,
+		from+" is the image "+strings.TrimSpace(first.out)+" already") {
 		t.Errorf("again: %v: %s%s", again.failed, again.out, again.err)
 	}
 	for _, folder := range []string{".", os.TempDir()} {
@@ -114,7 +115,8 @@ func TestTheBootImageIsPublishedFromARegistry(t *testing.T) {
 			t.Errorf("left in %s: %v (%v)", folder, left, err)
 		}
 	}
-	for flag, want := range map[string]string{"--arch=arm64": "linux/arm64", "--image-folder=.": "leave out --image-folder", "--variant=nvidia": "no variants"} {
+	for flag, want := range map[string]string{"--arch=arm64": "linux/arm64", "--image-folder=.": "leave out --image-folder",
+		"--variant=nvidia": "no variants"} {
 		if r := run(t, nil, append(command, from, flag)...); r.failed == nil || !strings.Contains(r.err, want) {
 			t.Errorf("with %s: %v, %s", flag, r.failed, r.err)
 		}

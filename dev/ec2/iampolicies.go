@@ -132,8 +132,8 @@ func (m *iamService) policiesOf(r *request, arn string) (policies []*Policy, err
 	return policies, nil
 }
 
-// simulatePrincipalPolicy judges actions on resources by a role's policies, or the caller's, with the context that the call brings and no other: a
-// condition on what it does not bring is not met. Each resource is judged by itself, which is so for EC2 without a
+// simulatePrincipalPolicy judges actions on resources by a role's policies, or the caller's, with the context that the call brings and
+// no other: a condition on what it does not bring is not met. Each resource is judged by itself, which is so for EC2 without a
 // ResourceHandlingOption. Source: IAM API reference, "SimulatePrincipalPolicy", ResourceArns, ContextEntries, ResourceHandlingOption.
 func (m *iamService) simulatePrincipalPolicy(r *request) (any, error) {
 	arn, actions, resources := r.text("PolicySourceArn"), r.texts("ActionNames.member"), r.texts("ResourceArns.member")

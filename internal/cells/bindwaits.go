@@ -22,7 +22,7 @@ type bindWaits struct {
 // waitState is how long a ready cell has waited. It begins anew when another preparation waits.
 type waitState struct {
 	by       preparation // which waits; nil if none does
-	since    time.Time   // when it began to wait, or to wait within a timeout, or without one
+	since    time.Time   // when this wait began; a timeout that begins or ends begins it anew
 	bounded  bool        // since is of a wait with a timeout
 	polls    int         // in a row
 	reported lastReport  // written under the table's lock; it stays until over

@@ -59,9 +59,8 @@ type Cell struct {
 	// Refusals are how many offerings in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
-	// BoostEnded reports whether the cloud was told that the machine has started, and needs no more CPU for that. That it
-	// has more is a step: a Kip that does not know this field drops it when it writes the record, and keeps all steps. So
-	// the worst of going back to such a Kip is that the cloud is told once more.
+	// BoostEnded reports whether the cloud was told that the machine has started, and needs no more CPU for that. The beginning
+	// of the boost is a step.
 	BoostEnded bool `json:"boostEnded,omitempty"`
 	// Stale reports whether the last launch was taken back, since something that it was resolved to is
 	// not there any more.

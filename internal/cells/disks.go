@@ -137,7 +137,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (progress, error) {
 	case errors.Is(err, cloud.ErrNotYet):
 	case cloud.Refused(failed.err):
 		w.timeout = refusedTimeout
-	default: // What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
+	default: // A call that was throttled or not answered does not begin the timeout of a refusal anew.
 		s.waits.report(ctx, e, w.event)
 		return progress{}, err
 	}

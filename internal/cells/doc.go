@@ -5,7 +5,7 @@
 //
 // Each step of a cell's life is a struct with the few parts that it depends on, in a
 // file of its own. stepOf in controller.go names the step of each phase, and loop.go runs
-// it, by the progress that the step returns (progress.go). That says what the cell waits for. A step that
+// it. A step returns a progress (progress.go), which says what the cell waits for. A step that
 // knows better at a later time tells people so (waitsForLocked). The files in the order of a cell's life, each with the
 // parts that it hands over to:
 //
@@ -23,7 +23,8 @@
 //	connect.go     a connection: cellapis.go, dial.go (session.go), token.go, configure.go (upgrade.go, cloudinit.go),
 //	               connectionreports.go (boot.go, version.go); connection.go is what there is of it
 //	bind.go        before the pod: bindduplicates.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
-//	               routes.go, plugins.go, hugepages.go, swap.go, devices.go, kernel.go (prepare.go runs them,
+//	               routes.go, plugins.go, hugepages.go, swap.go, devices.go, kernel.go,
+//	               credentialproviders.go (prepare.go runs them,
 //	               bindwaits.go has the patience with what they wait for); idle.go is for standby cells, with stop.go and start.go
 //	watch.go       keeps it connected while its pod runs; boost.go ends what its start had of CPU besides
 //	drain.go       saves its logs (savelogs.go), ends what runs beside its pod (copies.go), frees its volumes
@@ -37,7 +38,7 @@
 //	lostcell.go    it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
 //	abandon.go     nobody knows whether its launch gave it an instance
 //	hold.go        asks the guard first, where nobody has requested the end
-//	cellends.go    begins every end of a live cell that its launch (outcome.go) or its pod's release (watch.go) does not store itself
+//	cellends.go    begins the ends of live cells; outcome.go stores those of its own
 //
 // Then its instance is terminated, as is one without a cell:
 //

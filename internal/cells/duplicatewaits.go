@@ -13,7 +13,7 @@ import (
 // which mostly comes within a second.
 const quietStart = 5 * time.Second
 
-// duplicateWaits have cells wait until each is surely the only one that runs its pod, and reports why they wait.
+// duplicateWaits have cells wait until each is surely the only one that runs its pod, and report why they wait.
 type duplicateWaits struct {
 	clock      clock.PassiveClock
 	events     *reporter

@@ -31,7 +31,7 @@ type entry struct {
 	// launching is set while the cell is its launch's: from when enqueuing adds it to the queue of launches, or resuming
 	// goes on with its launch, until launching gives it back. launch.go alone changes it.
 	launching bool
-	// launchID is of the launch that the cell is being stored with, until the outcome is stored. If the answer of that write is lost, it
+	// launchID is the launch whose call is being stored; it is cleared once the outcome is stored. If the answer of that write is lost, it
 	// is kept: resuming waits for such a cell. intents sets it, and launching forgets it.
 	launchID string
 

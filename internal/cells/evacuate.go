@@ -73,8 +73,8 @@ func (s *evacuating) prepare(_ context.Context, e *entry) (progress, error) {
 
 // admitMove reports whether the pod may be moved away before the instance is taken: it asks the guard. That a
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
-// worth most then, and an eviction leaves no pod without another. So it is with what was bought
-// for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
+// worth most then, and an eviction leaves no pod without another. Capacity that was bought for a fixed
+// term is treated alike. That others are taken is rare: they count as those do whose end may be a mistake.
 func (s *evacuating) admitMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
 	if cell.Offering().CapacityType() == cloud.Spot || cell.Certain {

@@ -38,7 +38,7 @@ func (s *generationChecks) load(ctx context.Context) error {
 }
 
 // compare sees whether the store knows of the instances that no cell has. It returns true when
-// that has changed what is certain, for which cells may wait.
+// what the store knows has become certain just now: cells may be waiting for that.
 func (s *generationChecks) compare(ctx context.Context, seen snapshot, orphans []cloud.Instance) (changed bool) {
 	was, sure := s.generation.whyBehind()
 	news, err := s.generation.noteList(ctx, seen, orphans, s.loop.clock.Now())

@@ -164,7 +164,7 @@ func (v *inventory) compareCellLocked(seen *snapshot, f *findings, next sighting
 	if cell.Live() && !v.sightings.hides(id, seen.began) {
 		f.lacking = append(f.lacking, id)
 	}
-	// What goes on while it ends must not be missed by two answers that are both too old.
+	// Two lists that are both too old must not hide an instance that still ends.
 	apart := seen.began.Sub(since)
 	a := absent{cell: cell, twice: before && apart > 0 && (cell.Live() || apart >= v.listLag)}
 	if !before {

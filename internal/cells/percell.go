@@ -4,7 +4,7 @@ package cells
 // a state is the part's own business; most are of the cell's worker.
 type perCell[T any] struct {
 	_ noCopy // what it holds is found by its address: a copy would hold nothing
-	_ byte   // the address of each is another
+	_ byte   // gives each value an address of its own: values without a size may share one
 }
 
 // noCopy has vet refuse copies of what it is in.

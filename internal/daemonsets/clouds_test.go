@@ -17,8 +17,8 @@ import (
 	"github.com/elotl/kip/internal/node"
 )
 
-// What docs/daemonsets.md says of the DaemonSets that clouds bring, and of drivers and meshes: whether the controller of DaemonSets makes a pod of each for Kip's
-// node, or by what it does not, and whether one that cells.daemonSets names runs beside pods then.
+// What docs/daemonsets.md says of the DaemonSets that clouds bring, and of drivers and meshes: whether the controller of DaemonSets
+// makes a pod of each for Kip's node, or by what it does not, and whether one that cells.daemonSets names runs beside pods then.
 func TestWhatKipDoesWithTheDaemonSetsOfClouds(t *testing.T) {
 	const (
 		stands   = "" // a pod stands on the node, and runs beside pods if the set is named

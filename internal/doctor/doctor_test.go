@@ -569,7 +569,8 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		return func(w *world) {
 			p := corev1.Pod{ObjectMeta: meta("shop", "web-1"), Spec: spec}
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-abc", Controller: new(true)}}
-			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+				Reason: corev1.PodReasonUnschedulable}}
 			w.pods = append(w.pods, p)
 		}
 	}

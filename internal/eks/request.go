@@ -56,7 +56,8 @@ var Variables = []variable{
 		"KIP_SERVICE_ACCOUNT_ROLE_ARN", "role-arn", true, "ARN of the IAM role of Kip's service account",
 		"arn:aws:iam::123456789012:role/kip", func(r *Request) *string { return &r.Role },
 	},
-	{"IMAGE_REGISTRY", "image-registry", false, "registry that has the images kip and kip-cell", bootimages.Published, func(r *Request) *string { return &r.Registry }},
+	{"IMAGE_REGISTRY", "image-registry", false, "registry that has the images kip and kip-cell", bootimages.Published,
+		func(r *Request) *string { return &r.Registry }},
 	{
 		"CELL_INSTANCE_PROFILE_ARN", "instance-profile", false, "ARN of the instance profile of cells whose pods name none",
 		"arn:aws:iam::123456789012:instance-profile/kip-cell", func(r *Request) *string { return &r.Profile },

@@ -139,7 +139,7 @@ func (t *term) begin(ctx context.Context) (*leading, error) {
 }
 
 // observers are told what becomes of cells, in this order. The metrics come before the pods: a pod acts when it is told that its cell is
-// gone, and the start of its next cell counts by what the metrics know of the last. Otherwise the order does not matter: no other
+// gone, and the metrics time the start of the next cell from the end of the last. Otherwise the order does not matter: no other
 // observer asks for what another knows.
 func (l *leading) observers() []cells.Observer {
 	return []cells.Observer{

@@ -24,8 +24,8 @@ type choosing struct {
 // Choose returns what is to be requested for a pod: what can be launched, best
 // first, with room for the plugins of its volumes, where their disks are, not out
 // of capacity, and granted to its namespace. Cells are requested by it, and people are
-// told of it. It changes nothing. What of it the namespace can pay is known only when a
-// cell is requested: package cells leaves out the rest then.
+// told of it. It changes nothing. Package cells leaves out the offerings that the
+// namespace cannot pay when a cell is requested: only then that is known.
 //
 // The errors are those of Volumes and *PlacementError.
 func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {

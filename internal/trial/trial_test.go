@@ -168,7 +168,8 @@ func TestZonesAreThoseOfKipsSubnets(t *testing.T) {
 				})
 				plan, err := trial.Plan(t.Context())
 				if err != nil || trial.PublicZone != tc.public || trial.PrivateZone != tc.private {
-					t.Fatalf("%v: the public zone is %q, the private one %q: want %q and %q", err, trial.PublicZone, trial.PrivateZone, tc.public, tc.private)
+					t.Fatalf("%v: the public zone is %q, the private one %q: want %q and %q", err, trial.PublicZone, trial.PrivateZone, tc.public,
+						tc.private)
 				}
 				for _, s := range plan.Price.Steps {
 					if s.Name == stepPublic && (s.Cells == 1) != (tc.public != "") {

@@ -111,7 +111,7 @@ func fillSwap(f *os.File, bytes int64) error {
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
 		var disk unix.Statfs_t
 		if errors.Is(err, unix.ENOSPC) && unix.Fstatfs(int(f.Fd()), &disk) == nil {
-			return fmt.Errorf("the disk has %d MiB free", int64(disk.Bavail)*int64(disk.Bsize)>>20)
+			return fmt.Errorf("the disk has %d MiB free", int64(disk.Bavail)*disk.Bsize>>20)
 		}
 		return fmt.Errorf("find room for it on the disk: %w", err)
 	}

@@ -17,8 +17,8 @@ type optional struct {
 	cloud cloud.Optional
 }
 
-// through returns the optional interfaces of a pipe to a cloud that has some. An interface that is not listed here is lost: its calls
-// cannot go around the pipe.
+// through returns the optional interfaces of a pipe to a cloud that has some. An interface that is not listed here is
+// not offered, so that no call goes around the pipe.
 func through(p *Pipe, of cloud.Optional) cloud.Optional {
 	f := &optional{pipe: p, cloud: of}
 	return cloud.Optional{

@@ -37,8 +37,8 @@ const (
 	DefaultClass = "storageclass.kubernetes.io/is-default-class"
 )
 
-// Labels begins the keys of the labels that EKS gives its own nodes, those of Auto Mode above all. Source: EKS User Guide, "Create a Node Pool
-// for EKS Auto Mode", supported labels.
+// Labels begins the keys of the labels that EKS gives its own nodes, those of Auto Mode above all. Source: EKS User Guide, "Create a
+// Node Pool for EKS Auto Mode", supported labels.
 const Labels = "eks.amazonaws.com/"
 
 // ComputeType is a label of nodes. Source: EKS User Guide, "Control if a workload is deployed on EKS Auto Mode nodes".

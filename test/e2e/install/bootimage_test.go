@@ -66,7 +66,8 @@ func imagesAt(t *testing.T) (address, name string) {
 		t.Fatal(err)
 	}
 	manifest := fmt.Sprintf(`{"version": "v1", "arch": "amd64", "outputs": [{"name": "kip-cell-amd64.raw", "sha256": %q}]}`, hex.EncodeToString(sum[:]))
-	for file, content := range map[string][]byte{bootimages.ManifestFile("amd64"): []byte(manifest), bootimages.DiskFile("amd64"): packed.Bytes()} {
+	for file, content := range map[string][]byte{bootimages.ManifestFile("amd64"): []byte(manifest),
+		bootimages.DiskFile("amd64"): packed.Bytes()} {
 		if err := os.WriteFile(filepath.Join(folder, file), content, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -54,7 +54,8 @@ func balance(ctx context.Context, before string) error {
 func (s *space) killedAt(moment string, does func(context.Context) error, steps ...string) {
 	s.Helper()
 	args := []string{}
-	for _, step := range []string{"batch", "logs", "load-balancer", "egress", "egress-public", "egress-private", "volume", "spot", "gpu", "gpu-dry-run",
+	for _, step := range []string{"batch", "logs", "load-balancer", "egress", "egress-public", "egress-private", "volume", "spot", "gpu",
+		"gpu-dry-run",
 		"large-image"} {
 		if !slices.Contains(steps, step) {
 			args = append(args, "--skip="+step)

@@ -567,7 +567,8 @@ func TestAPodSwapsWhatItsMemoryHasNoRoomFor(t *testing.T) {
 	}
 	// By Kubernetes' rules, on a machine with as much swap. What runs the pod is not swapped out either.
 	s.WaitReady("guaranteed")
-	if got := s.Kubectl("exec", "guaranteed", "--", "cat", "/sys/fs/cgroup/memory.swap.max", "/cgroups/system/memory.swap.max"); got != "0\n0\n" {
+	if got := s.Kubectl("exec", "guaranteed", "--", "cat", "/sys/fs/cgroup/memory.swap.max",
+		"/cgroups/system/memory.swap.max"); got != "0\n0\n" {
 		t.Errorf("a Guaranteed pod and its agent may swap %q", got)
 	}
 	if got := s.Kubectl("exec", "guaranteed", "--", "cat", "/proc/swaps"); strings.Count(got, "\n") != 2 || !strings.Contains(got, " file") {

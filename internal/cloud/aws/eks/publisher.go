@@ -35,8 +35,8 @@ func (a *Account) CheckPublisher(ctx context.Context, i images.Image) (f Finding
 	return f
 }
 
-// callerInIAM is the ARN of the user or the role that asks, as IAM takes it; "" for the account's root user, who may do all. STS tells a role
-// without its path.
+// callerInIAM is the ARN of the user or the role that asks, as IAM takes it; "" for the account's root user, who may do all. STS tells
+// a role without its path.
 func (a *Account) callerInIAM(ctx context.Context) (string, error) {
 	parts := strings.SplitN(a.Caller, ":", 6)
 	if len(parts) < 6 {
@@ -59,8 +59,8 @@ func (a *Account) callerInIAM(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("IAM simulates for users and roles, and not for %s", kind)
 }
 
-// publishing are the calls that publish an image, with the statements of docs/boot-image.md that allow them. Those that remove what is older
-// are not among them.
+// publishing are the calls that publish an image, with the statements of docs/boot-image.md that allow them. Those that remove what is
+// older are not among them.
 func (a *Account) publishing(i images.Image) []probe {
 	about := func(key string) map[string][]string {
 		return map[string][]string{key + images.TagArch: {i.Kind()}, "aws:RequestedRegion": {a.Region}}

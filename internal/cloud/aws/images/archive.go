@@ -19,8 +19,8 @@ import (
 // archived is the end of the name of an image that is packed, as a release has it: an archive with the raw disk alone.
 const archived = ".tar.gz"
 
-// open opens the raw disk of an image. One that is packed is unpacked into a file that is there until done is called: beside the archive, if
-// that is a file.
+// open opens the raw disk of an image. One that is packed is unpacked into a file that is there until done is called: beside the
+// archive, if that is a file.
 func (p *Publisher) open(ctx context.Context, i Image) (disk *os.File, done func(), err error) {
 	if i.Packed != nil {
 		packed, size, err := i.Packed(ctx)
