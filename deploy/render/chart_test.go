@@ -222,6 +222,9 @@ func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 		least + "servingCertificate: {source: secret}":                    {"servingCertificate.secretName", "kubernetes.io/tls"},
 		least + "extraArgs: [v=1]":                                        {"/extraArgs/0", "v=1"},
 		least + "hostNetwork: true\nkubelet: {port: 10250}":               {"kubelet.port is 10250", "hostNetwork"},
+		least + "bootImage: {publish: true}\nimage: {digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'}": {
+			"bootImage.publish is true", "set bootImage.tag"},
+		least + "bootImage: {publish: true}\nimage: {repository: kip}": {"image.repository is \"kip\"", "set bootImage.repository"},
 		least + "credentials: {existingSecret: s, data: {A: b}}": {
 			"credentials.existingSecret", "credentials.data"},
 		least + "servingCertificate: {source: cert-manager}": {"servingCertificate.issuerRef.name"},
@@ -508,11 +511,13 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 			"bootimage", []string{"eks.amazonaws.com/role-arn: arn:x", "helm.sh/hook: pre-install,pre-upgrade", "image: a.io/b/kip:v9", "--region=us-east-1",
 				"--arch=arm64", "--from=a.io/b/kip-cell:v9"}, []string{"kind: Role"}},
 		"bootImage: {publish: true, repository: c.io/cells, tag: v8}": {"bootimage", []string{"--from=c.io/cells:v8", "--arch=amd64"}, []string{"arm64"}},
-		"bootImage: {publish: false}":                                 {"bootimage", nil, []string{"kind:"}},
-		"uninstall: {force: true}":                                    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
-		"taint: {key: team.io/cells}":                                 {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
-		"taint: {key: team.io/pods}":                                  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
-		"serviceAccount: {name: own}":                                 {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},
+		"bootImage: {publish: true}\nimagePullSecrets: [{name: pull}]": {
+			"bootimage", []string{"value: /registry", "mountPath: /registry", "secretName: pull"}, nil},
+		"bootImage: {publish: false}": {"bootimage", nil, []string{"kind:"}},
+		"uninstall: {force: true}":    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
+		"taint: {key: team.io/cells}": {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
+		"taint: {key: team.io/pods}":  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
+		"serviceAccount: {name: own}": {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},
 		"servingCertificate: {source: csr}": {"configmap", []string{
 			"servingCertificate:\n      approve: false\n      signerName: kubernetes.io/kubelet-serving"}, nil},
 		"servingCertificate: {source: csr, signerName: a.io/b, approve: true}": {"csr-approve", []string{"resourceNames: [a.io/b]"}, nil},

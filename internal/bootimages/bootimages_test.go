@@ -151,6 +151,31 @@ func TestWhatIsNoBootImageIsRefused(t *testing.T) {
 	}
 }
 
+// A manifest that is longer than it says is not compared with its digest up to its end.
+func TestAManifestThatIsLongerThanItSaysIsAnError(t *testing.T) {
+	manifest := `{"arch": "amd64"}`
+	at := serve(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			recorder := httptest.NewRecorder()
+			h.ServeHTTP(recorder, r)
+			for key, values := range recorder.Header() {
+				w.Header()[key] = values
+			}
+			body := recorder.Body.Bytes()
+			if r.Method == http.MethodGet && string(body) == manifest {
+				body = append([]byte(`{"arch": "other"}`), bytes.Repeat([]byte(" "), maxManifest+1)...)
+				w.Header().Del("Content-Length")
+			}
+			w.WriteHeader(recorder.Code)
+			_, _ = w.Write(body)
+		})
+	})
+	push(t, at, files(t, map[string]string{"amd64": "a disk"}), "amd64")
+	if found, err := Find(t.Context(), at, "amd64"); err == nil || !strings.Contains(err.Error(), "or more of") {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
 // What a registry sends that has another digest than the index says is no disk.
 func TestADiskThatIsChangedOnTheWayIsAnError(t *testing.T) {
 	const disk = "the disk of a cell"

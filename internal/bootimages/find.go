@@ -75,7 +75,15 @@ func read(at name.Digest, size int64, options []remote.Option) ([]byte, error) {
 		return nil, err
 	}
 	defer content.Close()
-	return io.ReadAll(io.LimitReader(content, maxManifest+1))
+	// The digest is compared where the content ends: what is longer has not been compared.
+	manifest, err := io.ReadAll(io.LimitReader(content, maxManifest+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case int64(len(manifest)) != size:
+		return nil, fmt.Errorf("the registry sent %d bytes or more of %s: want %d, as the image says", len(manifest), at, size)
+	}
+	return manifest, nil
 }
 
 // Disk opens the archive with the raw disk, and returns its size.

@@ -122,8 +122,8 @@ func (s *launching) finish(ctx context.Context, l *launch) {
 
 // settle ends a launch for some of its cells, and nobody else does: it stores what has become of them, and gives them back to their
 // workers. It tries for as long as it takes, since nobody else knows the outcomes. Outcomes that are too many for one write are stored in
-// parts, and the cells of each part are given back at once. It reports whether the launch goes on: not without cells, not when ctx has ended, and not if another
-// Kip writes the records.
+// parts, and the cells of each part are given back at once. It reports whether the launch goes on: not without cells, not when ctx has
+// ended, and not if another Kip writes the records.
 func (s *launching) settle(ctx context.Context, l *launch, some []*outcome) bool {
 	if l.endsWith(some) {
 		l.cancelTurn() // nothing is sent any more

@@ -17,8 +17,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/images"
 )
 
-// registryLimit bounds the question to the registry of Kip's image.
-const registryLimit = 15 * time.Second
+// registryLimit bounds the questions to the registry of Kip's image: a token, an index, a manifest and a file.
+const registryLimit = time.Minute
 
 // asking says who asks registries, and by what.
 func (d *Deployment) asking() []remote.Option {

@@ -143,9 +143,21 @@ func unpack(disk *os.File, packed io.Reader) error {
 			if at != head.Size {
 				return fmt.Errorf("it is cut off after %d of %d bytes", at, head.Size)
 			}
-			return nil
+			return drain(z)
 		case err != nil:
 			return err
 		}
 	}
+}
+
+// maxRest bounds what follows the disk in an archive: the end of a tar file, which programs fill up to a block of 10 KiB.
+const maxRest = 1 << 20
+
+// drain reads what follows the disk in an archive, up to the end of what is packed: a registry's digest is compared there.
+func drain(rest io.Reader) error {
+	n, err := io.Copy(io.Discard, io.LimitReader(rest, maxRest+1))
+	if err == nil && n > maxRest {
+		err = fmt.Errorf("more than %d bytes follow the disk: want an archive of disk.raw alone", maxRest)
+	}
+	return err
 }

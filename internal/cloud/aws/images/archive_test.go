@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -113,7 +114,15 @@ func TestADiskThatIsNoArchiveIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, content := range map[string][]byte{"nothing": nil, "text": []byte("no archive"), "half": whole[:len(whole)/2]} {
+	var more bytes.Buffer
+	z := gzip.NewWriter(&more)
+	if _, err := z.Write(make([]byte, maxRest+1)); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	for what, content := range map[string][]byte{
+		"nothing": nil, "text": []byte("no archive"), "half": whole[:len(whole)/2], "more than a disk": append(slices.Clone(whole), more.Bytes()...),
+		"a disk with a broken end": append(slices.Clone(whole), "no archive"...),
+	} {
 		if err := os.WriteFile(i.File, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
