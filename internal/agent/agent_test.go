@@ -284,8 +284,8 @@ func TestTheKubeletAsksKipForWhatPullsTheCloudsImages(t *testing.T) {
 	}
 }
 
-// A kubelet does not start with a credential provider whose program is missing.
-func TestCredentialProvidersWithoutAProgramAreLeftOutAndKipIsTold(t *testing.T) {
+// A kubelet does not start with a credential provider that is not valid, or whose program is missing.
+func TestCredentialProvidersThatWouldKeepTheKubeletFromStartingAreLeftOutAndKipIsTold(t *testing.T) {
 	m := newMachine(t)
 	a := m.agent(false)
 	m.run(a)
@@ -297,13 +297,16 @@ func TestCredentialProvidersWithoutAProgramAreLeftOutAndKipIsTold(t *testing.T) 
 		c.CredentialProviders = append(c.CredentialProviders, credentialproviders.Provider{Name: name, APIVersion: credentialproviders.V1,
 			MatchImages: []string{"*.example.com"}, Env: []credentialproviders.EnvVar{{Name: "WORD", Value: "sesame"}}})
 	}
+	c.CredentialProviders = append(c.CredentialProviders, credentialproviders.Provider{Name: "../x", APIVersion: credentialproviders.V1,
+		MatchImages: []string{"*.example.com"}})
 	w := put(t, a, c)
 	var told agentapi.Configured
 	if err := json.Unmarshal(w.Body.Bytes(), &told); w.Code != http.StatusOK || err != nil {
 		t.Fatalf("%d %s: %v", w.Code, w.Body, err)
 	}
 	text, lacks := m.path(credentialproviders.Dir+"/text"), m.path(credentialproviders.Dir+"/lacks")
-	want := map[string]string{"has": "", "text": text + " is not executable", "lacks": "there is no file " + lacks}
+	want := map[string]string{"has": "", "text": text + " is not executable", "lacks": "there is no file " + lacks,
+		"../x": `name: "../x" is not valid: want the name of a file in ` + credentialproviders.Dir + ", of letters, digits and . _ -"}
 	if !maps.Equal(told.CredentialProviders, want) {
 		t.Errorf("Kip is told %q, want %q", told.CredentialProviders, want)
 	}

@@ -195,8 +195,8 @@ type imageProviders struct {
 	lack map[string]string // of each of the operator's: why the kubelet does without it, or ""
 }
 
-// writeImageProviders writes for which images the kubelet asks which credential providers. The kubelet does not start with one whose
-// program is missing, so it is left out, and Kip is told. The caller holds the lock.
+// writeImageProviders writes for which images the kubelet asks which credential providers. The kubelet does not start with one that is not
+// valid or whose program is missing, so it is left out, and Kip is told. The caller holds the lock.
 func (a *Agent) writeImageProviders(c agentapi.Config) error {
 	a.providers = imageProviders{}
 	if err := os.RemoveAll(a.providerDir()); err != nil {
@@ -206,17 +206,9 @@ func (a *Agent) writeImageProviders(c agentapi.Config) error {
 	if len(c.ImagesOfCloud) > 0 {
 		links[configs.ImagePlugin] = a.o.Self
 	}
-	all := c.CredentialProviders
-	c.CredentialProviders = nil
-	for _, p := range all {
-		if a.providers.lack == nil {
-			a.providers.lack = map[string]string{}
-		}
-		program := filepath.Join(a.o.Root, credentialproviders.Dir, p.Name)
-		a.providers.lack[p.Name] = whyNoProgram(program)
-		if a.providers.lack[p.Name] == "" {
-			links[p.Name], c.CredentialProviders = program, append(c.CredentialProviders, p)
-		}
+	c.CredentialProviders, a.providers.lack = a.runnableProviders(c)
+	for _, p := range c.CredentialProviders {
+		links[p.Name] = a.providerProgram(p)
 	}
 	if len(links) == 0 {
 		return nil
@@ -235,6 +227,30 @@ func (a *Agent) writeImageProviders(c agentapi.Config) error {
 	}
 	a.providers.dir = a.providerDir()
 	return a.write(configs.ImageProviders, file, 0o600)
+}
+
+// runnableProviders returns the operator's credential providers with which the kubelet starts, and for each of all of them why the kubelet
+// does without it, or "".
+func (a *Agent) runnableProviders(c agentapi.Config) (runnable []credentialproviders.Provider, lack map[string]string) {
+	if len(c.CredentialProviders) == 0 {
+		return nil, nil
+	}
+	valid, lack := credentialproviders.Valid(c.CredentialProviders)
+	for _, p := range valid {
+		why := whyNoProgram(a.providerProgram(p))
+		if why == "" {
+			runnable = append(runnable, p)
+		}
+		if _, twice := lack[p.Name]; !twice {
+			lack[p.Name] = why
+		}
+	}
+	return runnable, lack
+}
+
+// providerProgram returns the program of a credential provider of the operator's.
+func (a *Agent) providerProgram(p credentialproviders.Provider) string {
+	return filepath.Join(a.o.Root, credentialproviders.Dir, p.Name)
 }
 
 // whyNoProgram returns why a file cannot be run; "" if it can.

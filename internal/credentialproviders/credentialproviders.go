@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 const (
@@ -60,7 +62,6 @@ var (
 	// providerImages is HOST, HOST:PORT and each of these with a path; * stands for a part of the host or of the path.
 	providerImages = regexp.MustCompile(`^[A-Za-z0-9*][A-Za-z0-9.*-]*(:[0-9]{1,5})?(/[A-Za-z0-9._*/-]*)?$`)
 	envNames       = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	annotationKeys = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	// providerVersions are those that kubelets speak.
 	providerVersions = []string{V1, "credentialprovider.kubelet.k8s.io/v1beta1", "credentialprovider.kubelet.k8s.io/v1alpha1"}
 )
@@ -68,18 +69,55 @@ var (
 // Check calls bad for each key of providers, such as [0].name, with which a kubelet would not start. No problem quotes
 // an argument or a value of the environment.
 func Check(all []Provider, bad func(key, problem string)) {
+	check(all, func(i int, key, problem string) {
+		if i >= 0 {
+			key = fmt.Sprintf("[%d]%s", i, key)
+		}
+		bad(key, problem)
+	})
+}
+
+// Valid returns the providers with which a kubelet starts, in their order, and for the name of each other one the first thing that is
+// wrong with it. It returns none if something is wrong with all of them together.
+func Valid(all []Provider) (valid []Provider, invalid map[string]string) {
+	invalid = map[string]string{}
+	refused := map[int]bool{}
+	note := func(i int, why string) {
+		if !refused[i] {
+			refused[i], invalid[all[i].Name] = true, why
+		}
+	}
+	check(all, func(i int, key, problem string) {
+		if i >= 0 {
+			note(i, strings.TrimPrefix(key, ".")+": "+problem)
+			return
+		}
+		for i := range all {
+			note(i, problem)
+		}
+	})
+	for i, p := range all {
+		if !refused[i] {
+			valid = append(valid, p)
+		}
+	}
+	return valid, invalid
+}
+
+// check calls bad for each key of the provider at an index, or with index -1 and no key for what is wrong with all of them together.
+func check(all []Provider, bad func(i int, key, problem string)) {
 	if len(all) > maxProviders {
-		bad("", fmt.Sprintf("there are %d providers: want at most %d", len(all), maxProviders))
+		bad(-1, "", fmt.Sprintf("there are %d providers: want at most %d", len(all), maxProviders))
 		return
 	}
 	first := map[string]int{}
 	for i, p := range all {
-		at := fmt.Sprintf("[%d]", i)
-		p.check(func(key, format string, args ...any) { bad(at+key, fmt.Sprintf(format, args...)) })
+		p.check(func(key, format string, args ...any) { bad(i, key, fmt.Sprintf(format, args...)) })
 		if n, twice := first[p.Name]; twice {
-			bad(at+".name", fmt.Sprintf("%q is there already: [%d] has it", p.Name, n))
+			bad(i, ".name", fmt.Sprintf("%q is there already: [%d] has it", p.Name, n))
+		} else {
+			first[p.Name] = i
 		}
-		first[p.Name] = i
 	}
 }
 
@@ -152,8 +190,9 @@ func (t TokenAttributes) check(version string, bad func(key, format string, args
 		}
 		for i, k := range list.keys {
 			key := fmt.Sprintf("%s.%s[%d]", at, list.key, i)
-			if len(k) > 316 || !annotationKeys.MatchString(k) {
-				bad(key, "%.80q is not valid: want the key of an annotation such as example.com/client-id", k)
+			// As the kubelet checks it. The messages quote no key.
+			if why := validation.IsQualifiedName(strings.ToLower(k)); len(why) > 0 {
+				bad(key, "%.80q is not valid: want the key of an annotation such as example.com/client-id: %s", k, why[0])
 			}
 			if has := first[k]; has != "" {
 				bad(key, "%.80q is there already, in %s", k, has)

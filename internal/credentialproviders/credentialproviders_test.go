@@ -22,6 +22,9 @@ func valid() Provider {
 
 func TestWhatAKubeletWouldNotStartWithIsNamed(t *testing.T) {
 	long := strings.Repeat("x", maxProviderText+1)
+	annotated := func(keys ...string) func(*Provider) {
+		return func(p *Provider) { p.TokenAttributes.RequiredAnnotations = keys }
+	}
 	for name, tc := range map[string]struct {
 		change func(*Provider)
 		want   string // one key and its problem, or nothing
@@ -43,6 +46,10 @@ func TestWhatAKubeletWouldNotStartWithIsNamed(t *testing.T) {
 		"a kind of cache":          {func(p *Provider) { p.TokenAttributes.CacheType = "Pod" }, `[0].tokenAttributes.cacheType: "Pod"`},
 		"annotations of nobody":    {func(p *Provider) { p.TokenAttributes.RequireServiceAccount = false }, "[0].tokenAttributes.requireServiceAccount: false"},
 		"an annotation":            {func(p *Provider) { p.TokenAttributes.OptionalAnnotations = []string{"a b"} }, `optionalServiceAccountAnnotationKeys[0]: "a b"`},
+		"a prefix with ..":         {annotated("a..b/c"), `requiredServiceAccountAnnotationKeys[0]: "a..b/c"`},
+		"a prefix with .-":         {annotated("a.-b/c"), `requiredServiceAccountAnnotationKeys[0]: "a.-b/c"`},
+		"a long prefix":            {annotated(strings.Repeat("a", 254) + "/c"), `requiredServiceAccountAnnotationKeys[0]: "aaa`},
+		"capitals":                 {annotated("JFrogExchange", "Example.com/ID"), ""},
 		"an annotation of both":    {func(p *Provider) { p.TokenAttributes.OptionalAnnotations = p.TokenAttributes.RequiredAnnotations }, "is there already, in required"},
 		"a token without anything": {func(p *Provider) { p.TokenAttributes = nil }, ""},
 	} {
@@ -62,6 +69,13 @@ func TestWhatAKubeletWouldNotStartWithIsNamed(t *testing.T) {
 	}
 	var got []string
 	Check([]Provider{valid(), valid()}, func(key, problem string) { got = append(got, key+": "+problem) })
+	if ok, why := Valid([]Provider{valid(), {Name: "../x"}, valid()}); len(ok) != 1 || !strings.HasPrefix(why["../x"], `name: "../x" is not valid`) ||
+		len(why) != 2 {
+		t.Errorf("valid: %v; else %q", ok, why)
+	}
+	if ok, why := Valid(make([]Provider, 17)); len(ok) != 0 || !strings.Contains(why[""], "there are 17 providers") {
+		t.Errorf("of 17: %v; else %q", ok, why)
+	}
 	if want := []string{`[1].name: "acr-credential-provider" is there already: [0] has it`}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/credentialproviders"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -393,8 +392,6 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"mirror scheme": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} },
 			[]string{`"m:5000" is not a base URL`}},
 		"image pattern": {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"*.a.b", "a b"} }, []string{`imagesOfCloud[1]: "a b"`}},
-		"credential provider": {func(c *agentapi.Config) { c.CredentialProviders = []credentialproviders.Provider{{Name: "a/b"}} },
-			[]string{`credentialProviders[0].name: "a/b"`, "credentialProviders[0].apiVersion", "credentialProviders[0].matchImages"}},
 		"image URL":     {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"https://a.b"} }, []string{`imagesOfCloud[0]: "https://a.b"`}},
 		"many patterns": {func(c *agentapi.Config) { c.ImagesOfCloud = slices.Repeat([]string{"*.a"}, 257) }, []string{"imagesOfCloud: 257"}},
 		"route of IPv6": {func(c *agentapi.Config) { c.Routes = networks("fd00::/64") }, []string{`routes[0]: "fd00::/64"`}},

@@ -8,7 +8,6 @@ import (
 	"regexp"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/sysctls"
 )
 
@@ -27,7 +26,8 @@ const maxSwapBytes = 1 << 40
 // maxRoutes is above what a route table of a cloud takes.
 const maxRoutes = 256
 
-// Validate says all that is wrong with a Config at once, by field.
+// Validate says all that is wrong with a Config at once, by field. It checks no credential provider: the kubelet does without one that is
+// not valid.
 func Validate(c agentapi.Config) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -94,7 +94,6 @@ func Validate(c agentapi.Config) error {
 		}
 	}
 	validatePages(c.HugePages, bad)
-	credentialproviders.Check(c.CredentialProviders, func(key, problem string) { bad("credentialProviders%s: %s", key, problem) })
 	if c.SwapBytes < 0 || c.SwapBytes > maxSwapBytes || c.SwapBytes%(1<<20) != 0 {
 		bad("swapBytes: %d is not a number of whole MiB such as 2147483648, of at most %d", c.SwapBytes, int64(maxSwapBytes))
 	}

@@ -2,8 +2,10 @@ package imageproviders
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -132,5 +134,61 @@ func TestTheKubeletsOwnCodeTakesThePluginAndItsAnswers(t *testing.T) {
 	}
 	if asked != 4 {
 		t.Errorf("Kip was asked %d times for four images", asked)
+	}
+}
+
+// Whatever Kip takes the kubelet has to take: else it refuses all of the file, and does not start.
+func TestTheKubeletTakesEachProviderThatKipTakes(t *testing.T) {
+	dir := t.TempDir()
+	config, bin := filepath.Join(dir, "config.json"), filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	taken := 0
+	try := func(change func(*credentialproviders.Provider)) {
+		t.Helper()
+		p := credentialproviders.Provider{Name: fmt.Sprintf("p%d", taken), APIVersion: credentialproviders.V1, MatchImages: []string{"a.example"},
+			TokenAttributes: &credentialproviders.TokenAttributes{Audience: "x", CacheType: credentialproviders.CacheForToken, RequireServiceAccount: true}}
+		change(&p)
+		if valid, _ := credentialproviders.Valid([]credentialproviders.Provider{p}); len(valid) == 0 {
+			return
+		}
+		taken++
+		file, err := configs.ImageProvidersFile(agentapi.Config{CredentialProviders: []credentialproviders.Provider{p}}, "", configs.Files{})
+		for _, err := range []error{
+			err, os.WriteFile(config, file, 0o600), os.WriteFile(filepath.Join(bin, p.Name), []byte("#!/bin/sh\n"), 0o700),
+			plugin.RegisterCredentialProviderPlugins(config, bin, tokenOfAccount, accountOf),
+		} {
+			if err != nil {
+				t.Errorf("Kip takes %+v, %+v: %v", p, *p.TokenAttributes, err)
+			}
+		}
+	}
+	long := strings.Repeat("a", 63)
+	for _, m := range []string{"*", "**", "a", "A.Example", "a..b", "-a", "a-", "*.*.a", "a:1", "a:99999", "a:", "a:b", "a/", "a//b", "a/../b", "a/*",
+		"a/%zz", "[a]", "[::1]", "a b", "a?b", "a#b", "a@b", "a/b?c", "a\\b", "*[a", ""} {
+		try(func(p *credentialproviders.Provider) { p.MatchImages = []string{m} })
+	}
+	for _, k := range []string{"a", "A/B", "a..b/c", "a.-b/c", "a-.b/c", "-a", "a/", "/a", "a/b/c", long, long + "a", long + "/" + long,
+		strings.Repeat("a.", 126) + "a/b", strings.Repeat("a.", 127) + "a/b", long + "a/b", "a_b/c", "a/b_c", "a b", "ä", "a/ä", "\u212a", "a\n"} {
+		try(func(p *credentialproviders.Provider) { p.TokenAttributes.RequiredAnnotations = []string{k} })
+		try(func(p *credentialproviders.Provider) { p.TokenAttributes.OptionalAnnotations = []string{k, "b"} })
+	}
+	for _, d := range []time.Duration{-1, 0, 1, time.Microsecond, math.MaxInt64} {
+		try(func(p *credentialproviders.Provider) { p.DefaultCacheDuration = d })
+	}
+	for _, v := range []string{"", "v1", credentialproviders.V1 + "beta1", credentialproviders.V1 + "alpha1", credentialproviders.V1} {
+		try(func(p *credentialproviders.Provider) { p.APIVersion = v })
+	}
+	for _, n := range []string{".", "..", "a b", "a/b", "A.b_c-d", "..."} {
+		try(func(p *credentialproviders.Provider) { p.Name = n })
+	}
+	for _, text := range []string{"", "Token", "ServiceAccount", "token", "\xff", "<&>\u2028"} {
+		try(func(p *credentialproviders.Provider) { p.TokenAttributes.CacheType = text })
+		try(func(p *credentialproviders.Provider) { p.TokenAttributes.Audience = text })
+		try(func(p *credentialproviders.Provider) { p.Args = []string{text} })
+	}
+	if taken < 40 {
+		t.Errorf("Kip takes %d: nothing is proved", taken)
 	}
 }
