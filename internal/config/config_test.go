@@ -754,6 +754,9 @@ func TestErrors(t *testing.T) {
 			`p.yaml:5: cells.registryMirrors.docker.io: there is no value: want at least one URL`},
 		{"credential provider by a path", least + "  credentialProviders: [{name: a/b, matchImages: ['*.example.com']}]",
 			`p.yaml:5: cells.credentialProviders[0].name: "a/b" is not valid: want the name of a file in /opt/kip/credential-providers, of letters, digits and . _ -`},
+		{"credential providers of many bytes", least + "  credentialProviders: [{name: a, matchImages: [a.example], args: [" +
+			strings.Repeat("'"+strings.Repeat("x", 4000)+"',", 33) + "]}]",
+			"p.yaml:5: cells.credentialProviders: they have 132227 bytes together, in JSON: want at most 131072"},
 		{"credential provider for nothing", least + "  credentialProviders: [{name: a}]",
 			"p.yaml:5: cells.credentialProviders[0].matchImages: there is no value: want at least one, such as *.registry.example.com"},
 		{"credential provider's cache",

@@ -1,6 +1,7 @@
 package credentialproviders
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -29,6 +30,8 @@ const (
 	// maxProviders, maxProviderList and maxProviderText bound credential providers: how many there are, how long each of their lists is,
 	// and the bytes of each text.
 	maxProviders, maxProviderList, maxProviderText = 16, 64, 4096
+	// maxBytes bounds all of them together, in JSON: agents read 1 MiB of configuration.
+	maxBytes = 128 << 10
 )
 
 // Provider is a program that the kubelet asks for what pulls images: an entry of its CredentialProviderConfig.
@@ -109,6 +112,9 @@ func check(all []Provider, bad func(i int, key, problem string)) {
 	if len(all) > maxProviders {
 		bad(-1, "", fmt.Sprintf("there are %d providers: want at most %d", len(all), maxProviders))
 		return
+	}
+	if text, err := json.Marshal(all); err != nil || len(text) > maxBytes {
+		bad(-1, "", fmt.Sprintf("they have %d bytes together, in JSON: want at most %d", len(text), maxBytes))
 	}
 	first := map[string]int{}
 	for i, p := range all {

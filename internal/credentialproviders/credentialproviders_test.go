@@ -68,11 +68,21 @@ func TestWhatAKubeletWouldNotStartWithIsNamed(t *testing.T) {
 		})
 	}
 	var got []string
-	Check([]Provider{valid(), valid()}, func(key, problem string) { got = append(got, key+": "+problem) })
-	if ok, why := Valid([]Provider{valid(), {Name: "../x"}, valid()}); len(ok) != 1 || !strings.HasPrefix(why["../x"], `name: "../x" is not valid`) ||
-		len(why) != 2 {
+	if ok, why := Valid([]Provider{valid(), {Name: "../x"}, valid()}); len(ok) != 1 || len(why) != 2 ||
+		!strings.HasPrefix(why["../x"], `name: "../x" is not valid`) {
 		t.Errorf("valid: %v; else %q", ok, why)
 	}
+	large := valid()
+	large.Args, got = slices.Repeat([]string{strings.Repeat("<", maxProviderText)}, 6), nil // of six bytes each, in JSON
+	Check([]Provider{large}, func(key, problem string) { got = append(got, key+": "+problem) })
+	if len(got) != 1 || !strings.HasPrefix(got[0], ": they have 147") || !strings.HasSuffix(got[0], " want at most 131072") {
+		t.Errorf("of many bytes: %q", got)
+	}
+	if ok, why := Valid([]Provider{large}); len(ok) != 0 || !strings.Contains(why[large.Name], "bytes together") {
+		t.Errorf("of many bytes: %v; else %q", ok, why)
+	}
+	got = nil
+	Check([]Provider{valid(), valid()}, func(key, problem string) { got = append(got, key+": "+problem) })
 	if ok, why := Valid(make([]Provider, 17)); len(ok) != 0 || !strings.Contains(why[""], "there are 17 providers") {
 		t.Errorf("of 17: %v; else %q", ok, why)
 	}

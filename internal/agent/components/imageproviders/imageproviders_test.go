@@ -148,7 +148,8 @@ func TestTheKubeletTakesEachProviderThatKipTakes(t *testing.T) {
 	try := func(change func(*credentialproviders.Provider)) {
 		t.Helper()
 		p := credentialproviders.Provider{Name: fmt.Sprintf("p%d", taken), APIVersion: credentialproviders.V1, MatchImages: []string{"a.example"},
-			TokenAttributes: &credentialproviders.TokenAttributes{Audience: "x", CacheType: credentialproviders.CacheForToken, RequireServiceAccount: true}}
+			TokenAttributes: &credentialproviders.TokenAttributes{Audience: "x", CacheType: credentialproviders.CacheForToken,
+				RequireServiceAccount: true}}
 		change(&p)
 		if valid, _ := credentialproviders.Valid([]credentialproviders.Provider{p}); len(valid) == 0 {
 			return
@@ -165,12 +166,13 @@ func TestTheKubeletTakesEachProviderThatKipTakes(t *testing.T) {
 		}
 	}
 	long := strings.Repeat("a", 63)
-	for _, m := range []string{"*", "**", "a", "A.Example", "a..b", "-a", "a-", "*.*.a", "a:1", "a:99999", "a:", "a:b", "a/", "a//b", "a/../b", "a/*",
-		"a/%zz", "[a]", "[::1]", "a b", "a?b", "a#b", "a@b", "a/b?c", "a\\b", "*[a", ""} {
+	for _, m := range []string{"*", "**", "a", "A.Example", "a..b", "-a", "a-", "*.*.a", "a:1", "a:99999", "a:", "a:b", "a/",
+		"a//b", "a/../b", "a/*", "a/%zz", "[a]", "[::1]", "a b", "a?b", "a#b", "a@b", "a/b?c", "a\\b", "*[a", ""} {
 		try(func(p *credentialproviders.Provider) { p.MatchImages = []string{m} })
 	}
 	for _, k := range []string{"a", "A/B", "a..b/c", "a.-b/c", "a-.b/c", "-a", "a/", "/a", "a/b/c", long, long + "a", long + "/" + long,
-		strings.Repeat("a.", 126) + "a/b", strings.Repeat("a.", 127) + "a/b", long + "a/b", "a_b/c", "a/b_c", "a b", "ä", "a/ä", "\u212a", "a\n"} {
+		strings.Repeat("a.", 126) + "a/b", strings.Repeat("a.", 127) + "a/b", long + "a/b",
+		"a_b/c", "a/b_c", "a b", "ä", "a/ä", "\u212a", "a\n"} {
 		try(func(p *credentialproviders.Provider) { p.TokenAttributes.RequiredAnnotations = []string{k} })
 		try(func(p *credentialproviders.Provider) { p.TokenAttributes.OptionalAnnotations = []string{k, "b"} })
 	}
