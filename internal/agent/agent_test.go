@@ -331,6 +331,44 @@ func TestCredentialProvidersThatWouldKeepTheKubeletFromStartingAreLeftOutAndKipI
 	}
 }
 
+// A program may come after Kip has connected, as by a command of the cloud-init file that runs on; and the kubelet does not start again
+// with one that has gone.
+func TestTheAgentLooksForTheProgramsOfCredentialProvidersWheneverKipConfiguresIt(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	m.run(a)
+	c := config()
+	c.CredentialProviders = []credentialproviders.Provider{{Name: "late", APIVersion: credentialproviders.V1, MatchImages: []string{"a.example"}}}
+	kubelet := func() (pid int) { _, k := status(t, a); return k.PID }
+	last := 0
+	configured := func(when string, restarts, has bool) {
+		t.Helper()
+		w := put(t, a, c)
+		var told agentapi.Configured
+		if err := json.Unmarshal(w.Body.Bytes(), &told); w.Code != http.StatusOK || err != nil {
+			t.Fatalf("%s: %d %s: %v", when, w.Code, w.Body, err)
+		}
+		if told.CredentialProviders["late"] == "" != has || (a.providers.dir != "") != has {
+			t.Errorf("%s: Kip is told %q, and the kubelet asks those in %q", when, told.CredentialProviders, a.providers.dir)
+		}
+		eventually(t, "the kubelet runs", func() bool { return kubelet() != 0 })
+		if pid := kubelet(); (pid != last) != restarts {
+			t.Errorf("%s: the kubelet has PID %d, before %d", when, pid, last)
+		}
+		last = kubelet()
+	}
+	configured("without the program", true, false)
+	configured("still without it", false, false)
+	m.file(credentialproviders.Dir+"/late", "#!/bin/sh\n", 0o755)
+	configured("with it", true, true)
+	configured("still with it", false, true)
+	if err := os.Remove(m.path(credentialproviders.Dir + "/late")); err != nil {
+		t.Fatal(err)
+	}
+	configured("without it again", true, false)
+}
+
 func TestAnEqualConfigurationChangesNothingAndAnotherOneRestartsTheKubeletOnly(t *testing.T) {
 	m := newMachine(t)
 	m.file("serving", "", 0o444)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -69,10 +70,11 @@ func (a *Agent) storedConfig() (agentapi.Config, error) {
 }
 
 // apply brings a valid configuration into force: it is stored, the files are
-// written and the kubelet is started, or started again when it was another one.
-// The caller holds the lock.
+// written and the kubelet is started, or started again when it was another one
+// or when programs of credential providers have come or gone. The caller holds the lock.
 func (a *Agent) apply(c agentapi.Config) error {
-	if a.config != nil && a.kubelet != nil && reflect.DeepEqual(*a.config, c) {
+	_, lack := a.runnableProviders(c)
+	if a.config != nil && a.kubelet != nil && reflect.DeepEqual(*a.config, c) && maps.Equal(a.providers.lack, lack) {
 		return nil
 	}
 	if err := a.guard(a.running); err != nil {
