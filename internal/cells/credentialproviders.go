@@ -8,11 +8,13 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// credentialProviders reports the operator's credential providers that ready cells lack. No cell waits for them: most pods need none.
+// credentialProviders reports the operator's credential providers that ready cells lack. No cell waits for them, only for its agent's
+// answer: most pods need none.
 type credentialProviders struct {
 	table    *table
 	events   *reporter
 	reports  *connectionReports
+	some     bool          // there are such providers
 	reported perCell[bool] // of their workers
 }
 
@@ -21,14 +23,14 @@ var _ preparation = (*credentialProviders)(nil)
 // prepare reports, once and on its pod, what the cell's kubelet does without.
 func (s *credentialProviders) prepare(_ context.Context, e *entry) (progress, error) {
 	reported := s.reported.of(e)
-	if *reported || e.cell().Pod.UID == "" {
+	if !s.some || *reported || e.cell().Pod.UID == "" {
 		return done, nil
 	}
 	s.table.mu.Lock()
 	configured, said := e.connection().configured, s.reports.answerLocked(e).CredentialProviders
 	s.table.mu.Unlock()
 	if !configured {
-		return done, nil // it is asked again before it binds, unless its agent breaks off just now
+		return await(notConnected), nil // the tunnel wakes the cell
 	}
 	*reported = true
 	var lacks []string

@@ -58,3 +58,25 @@ func TestAPodIsToldWhichCredentialProvidersItsCellLacksAndRuns(t *testing.T) {
 		}
 	}
 }
+
+func TestCredentialProvidersThatACellLacksAreReportedAlsoIfItsAgentBreaksOffBefore(t *testing.T) {
+	b := newBench(t)
+	n := b.connecting()
+	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Offerings: nano("a").Offerings})
+	s := &credentialProviders{table: b.table, events: b.events, reports: n.reports, some: true}
+	if got, err := s.prepare(t.Context(), e); err != nil || got != await(notConnected) {
+		t.Errorf("before its agent is configured, the cell is %+v (%v)", got, err)
+	}
+	s.table.mu.Lock()
+	e.change(func(c *connection) { c.configured = true })
+	s.reports.noteConfiguredLocked(e, agentapi.Configured{CredentialProviders: map[string]string{"acr": "there is no file"}})
+	s.table.mu.Unlock()
+	for range 2 {
+		if got, err := s.prepare(t.Context(), e); err != nil || got != done {
+			t.Errorf("once it has answered, the cell is %+v (%v)", got, err)
+		}
+	}
+	if said := b.said; len(said) != 1 {
+		t.Errorf("the pod is told %q", said)
+	}
+}

@@ -124,7 +124,12 @@ func newBinding(cfg Config, c core, s shared, l links, e endSteps) *binding {
 				reserved:    cfg.ReservedMemoryBytes,
 			},
 			// After reconnecting: needs what the agent answered to its configuration.
-			&credentialProviders{table: c.table, events: c.events, reports: l.connections.reports},
+			&credentialProviders{
+				table:   c.table,
+				events:  c.events,
+				reports: l.connections.reports,
+				some:    len(cfg.CredentialProviders) > 0,
+			},
 			// After reconnecting: needs what the agent answered to its configuration.
 			&swaps{table: c.table, ends: c.ends, configuring: l.connections.configuring, reports: l.connections.reports},
 			// After reconnecting: needs e.api.
