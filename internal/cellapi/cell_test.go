@@ -38,6 +38,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/hostports"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
@@ -1105,9 +1106,26 @@ func TestTokensAreThePodsOwn(t *testing.T) {
 
 func TestTokensForCredentialProvidersAreOfThePodsServiceAccount(t *testing.T) {
 	ctx := context.Background()
-	for name, tokens := range map[string][]string{"none": nil, "one": {"registry"}} {
+	provider := func(image string, token bool) (p credentialproviders.Provider) {
+		p.MatchImages = []string{"x.example", image}
+		if token {
+			p.TokenAttributes = &credentialproviders.TokenAttributes{Audience: "registry"}
+		}
+		return p
+	}
+	for name, tc := range map[string]struct {
+		providers []credentialproviders.Provider
+		may       bool
+	}{
+		"none":                       {nil, false},
+		"one of the pod's image":     {[]credentialproviders.Provider{provider("docker.io/library", true)}, true},
+		"one of other images":        {[]credentialproviders.Provider{provider("docker.io", false), provider("docker.io/other", true)}, false},
+		"one of an init container":   {[]credentialproviders.Provider{provider("init.example", true)}, true},
+		"one of a volume's image":    {[]credentialproviders.Provider{provider("*.volume.example", true)}, true},
+		"one that is given no token": {[]credentialproviders.Provider{provider("docker.io", false)}, false},
+	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHouseAt(t, clock.RealClock{}, func(h *house) { h.tokens = tokens })
+			h := newHouseAt(t, clock.RealClock{}, func(h *house) { h.providers = tc.providers })
 			for _, name := range []string{"clerk", "boss"} {
 				h.up.put(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
 					Annotations: map[string]string{"of": name}}})
@@ -1115,12 +1133,16 @@ func TestTokensForCredentialProvidersAreOfThePodsServiceAccount(t *testing.T) {
 			m := newMachine(t, "c1")
 			c := m.join(h)
 			accounts := m.kubelet(t).CoreV1().ServiceAccounts("shop")
-			pod := h.bindNew(c, podOn("web"))
+			of := podOn("web")
+			of.Spec.InitContainers = []corev1.Container{{Name: "first", Image: "init.example/a:1"}}
+			of.Spec.Volumes = append(of.Spec.Volumes, corev1.Volume{Name: "image",
+				VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "a.volume.example/b@sha256:0"}}})
+			pod := h.bindNew(c, of)
 			closed(t, "the pod is known", c.bound().known)
 			may := func(err error, want bool) bool { return want && err == nil || !want && apierrors.IsForbidden(err) }
 
 			is, err := accounts.Get(ctx, "clerk", metav1.GetOptions{})
-			if !may(err, tokens != nil) || err == nil && is.Annotations["of"] != "clerk" {
+			if !may(err, tc.may) || err == nil && is.Annotations["of"] != "clerk" {
 				t.Errorf("the pod's own service account: %v, %v", is.Annotations, err)
 			}
 			if _, err := accounts.Get(ctx, "boss", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
@@ -1135,7 +1157,7 @@ func TestTokensForCredentialProvidersAreOfThePodsServiceAccount(t *testing.T) {
 				seconds           *int64
 				want              bool
 			}{
-				{"clerk", "registry", nil, tokens != nil},
+				{"clerk", "registry", nil, tc.may},
 				{"boss", "registry", nil, false},
 				{"clerk", "vault", nil, false},
 				{"clerk", "registry", &year, false},

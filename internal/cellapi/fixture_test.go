@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -57,15 +58,15 @@ func closed(t *testing.T, what string, c <-chan struct{}) {
 // house is one process of Kip, as far as the cell API is concerned, on an API
 // server that outlives it.
 type house struct {
-	t      *testing.T
-	up     *apiServer
-	clock  clock.Clock
-	images ImageCredentials
-	events Recorder
-	sets   *daemonsets.Rules
-	tokens []string // of credential providers
-	server *Server
-	stop   func()
+	t         *testing.T
+	up        *apiServer
+	clock     clock.Clock
+	images    ImageCredentials
+	events    Recorder
+	sets      *daemonsets.Rules
+	providers []credentialproviders.Provider
+	server    *Server
+	stop      func()
 }
 
 // newHouse starts an API server that knows the virtual node, and the cell API on it.
@@ -111,8 +112,8 @@ func (h *house) start() {
 		Events:   h.events,
 		Clock:    h.clock,
 
-		DaemonSets:  h.sets,
-		ImageTokens: h.tokens,
+		DaemonSets:          h.sets,
+		CredentialProviders: h.providers,
 	})
 	if err != nil {
 		h.t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/tasks"
@@ -50,8 +51,8 @@ type Config struct {
 	CloudDriver volumes.CloudDriver
 	// DaemonSets are those that run beside pods; nil for none. They need Events.
 	DaemonSets *daemonsets.Rules
-	// ImageTokens are the audiences of the tokens that kubelets give to credential providers.
-	ImageTokens []string
+	// CredentialProviders are those that the cells' kubelets ask, for the tokens that they give them.
+	CredentialProviders []credentialproviders.Provider
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -66,19 +67,19 @@ type Config struct {
 // Server serves each cell its own Kubernetes API. Run must run for anything to be
 // answered.
 type Server struct {
-	nodeName    string
-	nodeConfig  *rest.Config
-	log         *slog.Logger
-	clock       clock.Clock
-	observer    Observer
-	images      ImageCredentials
-	events      Recorder
-	overdraw    func(context.Context)
-	imageTokens []string
-	passing     *keyed.Places[*limits] // requests of cells that are open at the API server
-	working     *keyed.Places[*limits] // requests of cells that are worked on
-	pods        watches.Pods
-	sets        *setPods // nil where no DaemonSets run beside pods
+	nodeName   string
+	nodeConfig *rest.Config
+	log        *slog.Logger
+	clock      clock.Clock
+	observer   Observer
+	images     ImageCredentials
+	events     Recorder
+	overdraw   func(context.Context)
+	providers  []credentialproviders.Provider // that are given tokens
+	passing    *keyed.Places[*limits]         // requests of cells that are open at the API server
+	working    *keyed.Places[*limits]         // requests of cells that are worked on
+	pods       watches.Pods
+	sets       *setPods // nil where no DaemonSets run beside pods
 
 	cloudDriver volumes.CloudDriver
 
@@ -137,7 +138,7 @@ func New(cfg Config) (*Server, error) {
 		images:       cfg.Images,
 		events:       cfg.Events,
 		overdraw:     cfg.Overdrawn,
-		imageTokens:  cfg.ImageTokens,
+		providers:    withTokens(cfg.CredentialProviders),
 		pods:         cfg.Pods,
 		cloudDriver:  cfg.CloudDriver,
 		podsFollowed: make(chan struct{}),

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/elotl/kip/internal/credentialproviders"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -34,8 +35,8 @@ type tokenAPI struct {
 }
 
 // mayHaveToken says whether a volume of the pod asks for such a token, as its kubelet
-// does: a projected one for itself, a CSI one by what its driver asks; or whether the
-// operator's credential providers are given such tokens, of any pod. The lifetime
+// does: a projected one for itself, a CSI one by what its driver asks; or whether a
+// credential provider of the operator's is given such tokens for an image of the pod. The lifetime
 // must be the same: of some the API server makes a year.
 func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authenticationv1.TokenRequestSpec) (bool, error) {
 	if len(asked.Audiences) > 1 {
@@ -46,7 +47,9 @@ func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *aut
 		audience = asked.Audiences[0]
 	}
 	lifetime := lifetimeOf(asked.ExpirationSeconds)
-	if lifetime == defaultLifetime && slices.Contains(c.server.imageTokens, audience) {
+	if lifetime == defaultLifetime && c.providerAsks(pod, func(p credentialproviders.Provider) bool {
+		return p.TokenAttributes.Audience == audience
+	}) {
 		return true, nil
 	}
 	asks := func(driver string) bool { return c.driverAsks(driver, audience, lifetime) }
@@ -72,6 +75,18 @@ func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *aut
 		return may
 	})
 	return may, err
+}
+
+// withTokens returns the credential providers that are given tokens.
+func withTokens(all []credentialproviders.Provider) []credentialproviders.Provider {
+	return slices.DeleteFunc(slices.Clone(all), func(p credentialproviders.Provider) bool { return p.TokenAttributes == nil })
+}
+
+// providerAsks says whether the kubelet asks such a credential provider, of those that are given tokens, for an image of the pod.
+func (c *tokenAPI) providerAsks(pod *corev1.Pod, such func(credentialproviders.Provider) bool) bool {
+	return slices.ContainsFunc(c.server.providers, func(p credentialproviders.Provider) bool {
+		return such(p) && slices.ContainsFunc(imagesOf(pod), p.Matches)
+	})
 }
 
 // driverAsks says whether a CSI driver asks for such a token of the pods that use it.
@@ -107,7 +122,7 @@ func boundTo(pod *corev1.Pod) authenticationv1.BoundObjectReference {
 // serveToken passes the request for a token of the pod's service account that is
 // bound to the pod.
 func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if a.Subresource == "" && a.Verb == "get" && len(c.server.imageTokens) > 0 {
+	if a.Subresource == "" && a.Verb == "get" && len(c.server.providers) > 0 {
 		return c.serveServiceAccount(w, r, a)
 	}
 	if a.Subresource != "token" || a.Verb != "create" {
@@ -163,9 +178,10 @@ func (c *tokenAPI) serveServiceAccount(w http.ResponseWriter, r *http.Request, a
 		return err
 	}
 	if !slices.ContainsFunc(c.pod.shownPods(), func(pod *corev1.Pod) bool {
-		return a.Namespace == pod.Namespace && a.Name == pod.Spec.ServiceAccountName
+		return a.Namespace == pod.Namespace && a.Name == pod.Spec.ServiceAccountName &&
+			c.providerAsks(pod, func(credentialproviders.Provider) bool { return true })
 	}) {
-		return c.forbidden(a, "only its pod's service account")
+		return c.forbidden(a, "only its pod's service account, for a credential provider of an image of the pod")
 	}
 	return c.passing.pass(w, r, a, body{}, nil)
 }

@@ -46,9 +46,9 @@ func (t *term) followCluster(ctx context.Context, c cloudSide, n nodeSide) (clus
 		Overdrawn: tunnel.Hold,
 		Log:       t.Log,
 
-		CloudDriver: c.cloudDriver(),
-		DaemonSets:  sets,
-		ImageTokens: imageTokens(t.cfg),
+		CloudDriver:         c.cloudDriver(),
+		DaemonSets:          sets,
+		CredentialProviders: credentialProviders(t.cfg),
 	})
 	if err != nil {
 		return clusterSide{}, err

@@ -48,13 +48,3 @@ func credentialProviders(cfg *config.Config) (all []credentialproviders.Provider
 	}
 	return all
 }
-
-// imageTokens are the audiences of the tokens that these are given.
-func imageTokens(cfg *config.Config) (audiences []string) {
-	for _, p := range cfg.Cells.CredentialProviders {
-		if p.TokenAttributes != nil {
-			audiences = append(audiences, p.TokenAttributes.ServiceAccountTokenAudience)
-		}
-	}
-	return audiences
-}

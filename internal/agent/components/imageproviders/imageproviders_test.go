@@ -17,7 +17,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubernetes/pkg/credentialprovider"
 	"k8s.io/kubernetes/pkg/credentialprovider/plugin"
+	"k8s.io/kubernetes/pkg/util/parsers"
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/imageplugin"
@@ -192,5 +194,33 @@ func TestTheKubeletTakesEachProviderThatKipTakes(t *testing.T) {
 	}
 	if taken < 40 {
 		t.Errorf("Kip takes %d: nothing is proved", taken)
+	}
+}
+
+// The cell API gives tokens for the images for which the kubelet asks.
+func TestKipMatchesImagesAsTheKubeletDoes(t *testing.T) {
+	matched := 0
+	for _, image := range []string{"busybox", "busybox:1", "team/app", "team/app:1", "docker.io/busybox", "docker.io/team/app", "index.docker.io/busybox",
+		"localhost/app", "localhost:5000/app:1", "host:5000/app", "a.example/app", "b.a.example/app:v1", "b.a.example/team/app",
+		"b.a.example:5000/team/app", "A.Example/app", "Host/app", "a.example/app@sha256:" + strings.Repeat("0", 64),
+		"a.example/app:1@sha256:" + strings.Repeat("0", 64), "c.b.a.example/team/app"} {
+		repository, _, _, err := parsers.ParseImageName(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, glob := range []string{"*", "docker.io", "*.io", "docker.io/library", "docker.io/team", "index.docker.io", "localhost", "localhost:5000", "*:5000",
+			"a.example", "*.example", "*.a.example", "b.*.example", "b.a.example/team", "b.a.example:5000/t", "*.a.example/*", "b*.a*.*", "A.Example",
+			"Host", "**.example", "-.example", "c.b.a.example/team/app", "a.example/"} {
+			want, err := credentialprovider.URLsMatchStr(glob, repository)
+			if got := (credentialproviders.Provider{MatchImages: []string{"x.invalid", glob}}).Matches(image); err != nil || got != want {
+				t.Errorf("%s of %s: %v, the kubelet says %v, %v", image, glob, got, want, err)
+			}
+			if want {
+				matched++
+			}
+		}
+	}
+	if matched < 30 {
+		t.Errorf("%d match: nothing is proved", matched)
 	}
 }
