@@ -120,7 +120,8 @@ func TestADiskThatIsNoArchiveIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, content := range map[string][]byte{
-		"nothing": nil, "text": []byte("no archive"), "half": whole[:len(whole)/2], "more than a disk": append(slices.Clone(whole), more.Bytes()...),
+		"nothing": nil, "text": []byte("no archive"), "half": whole[:len(whole)/2],
+		"more than a disk":         append(slices.Clone(whole), more.Bytes()...),
 		"a disk with a broken end": append(slices.Clone(whole), "no archive"...),
 	} {
 		if err := os.WriteFile(i.File, content, 0o600); err != nil {
