@@ -31,7 +31,8 @@ func (a *Account) CheckPublisher(ctx context.Context, i images.Image) (f Finding
 	if lacking, _, _ := compare(probes, judged); len(lacking) > 0 {
 		f.problem("you, %s, lack rights to publish the boot image:\n%s\nAsk for the policy deploy/aws/boot-image-policy.json (docs/boot-image.md#on-ec2), or "+
 			"have somebody publish it who has these rights: kipctl image publish --region %s --arch %s\nIAM "+
-			"simulates neither policies of a session nor all conditions. If you have the rights, leave this check out: --skip-rights", a.Caller, Listed(lacking), a.Region, i.Arch)
+			"simulates neither policies of a session nor all conditions. If you have the rights, leave this check out: --skip-rights",
+			a.Caller, Listed(lacking), a.Region, i.Arch)
 	}
 	return f
 }
