@@ -42,7 +42,8 @@ type trailer struct {
 //
 // The file holds secrets, the key of Kip's CA among them: the caller makes it
 // with mode 0600, and keeps it like a private key. A file is only whole if
-// Backup returned no error.
+// Backup returned no error. Records without a schema record are backed up as they
+// are, for a look at them: Migrate refuses them, also once they are restored.
 func (s *Store) Backup(ctx context.Context, w io.Writer, now time.Time) error {
 	if err := s.backup(ctx, w, now); err != nil {
 		return fmt.Errorf("back up the store: %w", err)

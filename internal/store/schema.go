@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/elotl/kip/internal/version"
@@ -40,7 +41,7 @@ type schema struct {
 }
 
 // Migrate brings the records of this view to the schema of this build, or
-// refuses them. Call it once the process leads, before anything reads: on the
+// refuses them, also if they do not say of which schema they are. Call it once the process leads, before anything reads: on the
 // view of one Kip, since others that share the etcd may be of another version.
 //
 // Each migration goes through the records in order of key, in transactions of
@@ -61,7 +62,10 @@ func (s *Store) migrate(ctx context.Context, migrations []migration, kip string)
 	if err != nil {
 		return err
 	}
-	if revision == 0 { // a new store
+	if revision == 0 {
+		if err := s.isNew(ctx); err != nil {
+			return err
+		}
 		is = schema{Version: current, Kip: kip}
 		if revision, err = s.Put(ctx, schemaKey, is, 0); err != nil {
 			return err
@@ -75,6 +79,22 @@ func (s *Store) migrate(ctx context.Context, migrations []migration, kip string)
 		if revision, err = s.step(ctx, migrations[is.Version-1], &is, revision); err != nil {
 			return fmt.Errorf("migrate the store from schema %d to %d: %w", is.Version, is.To, err)
 		}
+	}
+	return nil
+}
+
+// errNoSchema says that nobody can tell how to read the records of a store.
+var errNoSchema = errors.New("the store has records and does not say of which schema: its record " + schemaKey + " is lost, or they are not Kip's; " +
+	"restore a backup with kipctl restore --overwrite")
+
+// isNew returns an error if a view without a schema record has others.
+func (s *Store) isNew(ctx context.Context) error {
+	p, err := s.backend.read(ctx, s.prefix, prefixEnd(s.prefix), 0)
+	if err != nil {
+		return fmt.Errorf("see whether the store is new: %w", err)
+	}
+	if len(p.records) > 0 {
+		return errNoSchema
 	}
 	return nil
 }

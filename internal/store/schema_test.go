@@ -134,6 +134,25 @@ func TestANewerStoreIsRefused(t *testing.T) {
 	}
 }
 
+func TestRecordsOfNoSchemaAreRefused(t *testing.T) {
+	both(t, func(t *testing.T, s *Store) {
+		put(t, s, "me/a", "x", 0)
+		if err := s.Within("other/").Migrate(t.Context()); err != nil {
+			t.Errorf("a view without records: %v", err)
+		}
+		s = s.Within("me/")
+		for _, migrations := range [][]migration{nil, {double}} {
+			err := s.migrate(t.Context(), migrations, "v1")
+			if err == nil || !strings.Contains(err.Error(), "does not say of which schema") || !strings.Contains(err.Error(), "kipctl restore") {
+				t.Errorf("with %d migrations: %v", len(migrations), err)
+			}
+		}
+		if got := contents(t, s); got != "a=x" {
+			t.Errorf("the store holds %s", got)
+		}
+	})
+}
+
 func TestAMigrationThatCannotReadARecordNamesIt(t *testing.T) {
 	s := Memory(nil)
 	first(t, s)
