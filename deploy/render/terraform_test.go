@@ -496,7 +496,8 @@ func TestTheChartTakesTheValuesOfTerraform(t *testing.T) {
 			if !strings.Contains(outputs["rbac"], "eks.amazonaws.com/role-arn: made-by-apply") {
 				t.Errorf("the service account has no role:\n%s", outputs["rbac"])
 			}
-			if job := outputs["bootimage"]; !strings.Contains(job, "--arch=amd64") || !strings.Contains(job, "eks.amazonaws.com/role-arn: made-by-apply") {
+			if job := outputs["bootimage"]; !strings.Contains(job, "--arch=amd64") || !strings.Contains(job,
+				"eks.amazonaws.com/role-arn: made-by-apply") {
 				t.Errorf("no Job publishes the boot image:\n%s", job)
 			}
 			if !strings.Contains(configMap, "subnetID: made-by-apply") {

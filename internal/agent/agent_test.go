@@ -339,7 +339,8 @@ func TestTheAgentLooksForTheProgramsOfCredentialProvidersWheneverKipConfiguresIt
 	a := m.agent(false)
 	m.run(a)
 	c := config()
-	c.CredentialProviders = []credentialproviders.Provider{{Name: "late", APIVersion: credentialproviders.V1, MatchImages: []string{"a.example"}}}
+	c.CredentialProviders = []credentialproviders.Provider{{Name: "late", APIVersion: credentialproviders.V1,
+		MatchImages: []string{"a.example"}}}
 	kubelet := func() (pid int) { _, k := status(t, a); return k.PID }
 	last := 0
 	configured := func(when string, restarts, has bool) {

@@ -200,7 +200,8 @@ func TestTheKubeletTakesEachProviderThatKipTakes(t *testing.T) {
 // The cell API gives tokens for the images for which the kubelet asks.
 func TestKipMatchesImagesAsTheKubeletDoes(t *testing.T) {
 	matched := 0
-	for _, image := range []string{"busybox", "busybox:1", "team/app", "team/app:1", "docker.io/busybox", "docker.io/team/app", "index.docker.io/busybox",
+	for _, image := range []string{"busybox", "busybox:1", "team/app", "team/app:1", "docker.io/busybox", "docker.io/team/app",
+		"index.docker.io/busybox",
 		"localhost/app", "localhost:5000/app:1", "host:5000/app", "a.example/app", "b.a.example/app:v1", "b.a.example/team/app",
 		"b.a.example:5000/team/app", "A.Example/app", "Host/app", "a.example/app@sha256:" + strings.Repeat("0", 64),
 		"a.example/app:1@sha256:" + strings.Repeat("0", 64), "c.b.a.example/team/app"} {
@@ -208,8 +209,10 @@ func TestKipMatchesImagesAsTheKubeletDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, glob := range []string{"*", "docker.io", "*.io", "docker.io/library", "docker.io/team", "index.docker.io", "localhost", "localhost:5000", "*:5000",
-			"a.example", "*.example", "*.a.example", "b.*.example", "b.a.example/team", "b.a.example:5000/t", "*.a.example/*", "b*.a*.*", "A.Example",
+		for _, glob := range []string{"*", "docker.io", "*.io", "docker.io/library", "docker.io/team", "index.docker.io", "localhost",
+			"localhost:5000", "*:5000",
+			"a.example", "*.example", "*.a.example", "b.*.example", "b.a.example/team", "b.a.example:5000/t", "*.a.example/*", "b*.a*.*",
+			"A.Example",
 			"Host", "**.example", "-.example", "c.b.a.example/team/app", "a.example/"} {
 			want, err := credentialprovider.URLsMatchStr(glob, repository)
 			if got := (credentialproviders.Provider{MatchImages: []string{"x.invalid", glob}}).Matches(image); err != nil || got != want {
