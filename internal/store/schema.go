@@ -84,7 +84,8 @@ func (s *Store) migrate(ctx context.Context, migrations []migration, kip string)
 }
 
 // errNoSchema says that nobody can tell how to read the records of a store.
-var errNoSchema = errors.New("the store has records and does not say of which schema: its record " + schemaKey + " is lost, or they are not Kip's; " +
+var errNoSchema = errors.New("the store has records and does not say of which schema: its record " + schemaKey +
+	" is lost, or they are not Kip's; " +
 	"restore a backup with kipctl restore --overwrite")
 
 // isNew returns an error if a view without a schema record has others.
