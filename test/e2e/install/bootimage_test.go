@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -101,7 +102,11 @@ func TestTheChartPublishesTheBootImage(t *testing.T) {
 	if _, err := world.Admin.CoreV1().Secrets(kipNamespace).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Kubectl("delete", "secret", "publisher", "-n", kipNamespace) })
+	t.Cleanup(func() {
+		if err := world.Admin.CoreV1().Secrets(kipNamespace).Delete(context.WithoutCancel(t.Context()), secret.Name, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("delete the publisher's secret: %v", err)
+		}
+	})
 	upgrade := func(tag string) (string, error) {
 		values := withValues(t, func(v map[string]any) {
 			v["bootImage"] = map[string]any{"publish": true, "repository": name, "tag": tag, "existingSecret": "publisher",
