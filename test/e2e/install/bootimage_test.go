@@ -103,7 +103,8 @@ func TestTheChartPublishesTheBootImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := world.Admin.CoreV1().Secrets(kipNamespace).Delete(context.WithoutCancel(t.Context()), secret.Name, metav1.DeleteOptions{}); err != nil {
+		ctx := context.WithoutCancel(t.Context())
+		if err := world.Admin.CoreV1().Secrets(kipNamespace).Delete(ctx, secret.Name, metav1.DeleteOptions{}); err != nil {
 			t.Errorf("delete the publisher's secret: %v", err)
 		}
 	})
