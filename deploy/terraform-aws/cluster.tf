@@ -3,8 +3,31 @@ data "aws_partition" "current" {}
 locals {
   aws_policy = "arn:${data.aws_partition.current.partition}:iam::aws:policy"
 
-  # Who may assume a role: a service account, by the tokens of the cluster (IRSA).
+  # Who issues the tokens of the cluster's service accounts, by which they take roles (IRSA).
   issuer = replace(aws_eks_cluster.kip.identity[0].oidc[0].issuer, "https://", "")
+
+  # The trust policies of these roles, by their names here: one service account of the cluster may take each.
+  trust = {
+    for role, account in {
+      boot_image = "${var.namespace}:${local.publisher}"
+      ebs_driver = "kube-system:ebs-csi-controller-sa"
+      kip        = "${var.namespace}:${local.service_account}"
+    } :
+    role => jsonencode({
+      Version = "2012-10-17"
+      Statement = [{
+        Effect    = "Allow"
+        Principal = { Federated = aws_iam_openid_connect_provider.cluster.arn }
+        Action    = "sts:AssumeRoleWithWebIdentity"
+        Condition = {
+          StringEquals = {
+            "${local.issuer}:aud" = "sts.amazonaws.com"
+            "${local.issuer}:sub" = "system:serviceaccount:${account}"
+          }
+        }
+      }]
+    })
+  }
 }
 
 resource "aws_iam_role" "cluster" {
@@ -113,20 +136,7 @@ resource "aws_iam_role" "ebs_driver" {
   name = "${var.cluster_name}-ebs-driver"
   tags = var.tags
 
-  assume_role_policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Federated = aws_iam_openid_connect_provider.cluster.arn }
-      Action    = "sts:AssumeRoleWithWebIdentity"
-      Condition = {
-        StringEquals = {
-          "${local.issuer}:aud" = "sts.amazonaws.com"
-          "${local.issuer}:sub" = "system:serviceaccount:kube-system:ebs-csi-controller-sa"
-        }
-      }
-    }]
-  })
+  assume_role_policy = local.trust.ebs_driver
 }
 
 resource "aws_iam_role_policy_attachment" "ebs_driver" {

@@ -70,20 +70,7 @@ resource "aws_iam_role" "kip" {
   name = "${var.cluster_name}-kip"
   tags = var.tags
 
-  assume_role_policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Federated = aws_iam_openid_connect_provider.cluster.arn }
-      Action    = "sts:AssumeRoleWithWebIdentity"
-      Condition = {
-        StringEquals = {
-          "${local.issuer}:aud" = "sts.amazonaws.com"
-          "${local.issuer}:sub" = "system:serviceaccount:${var.namespace}:${local.service_account}"
-        }
-      }
-    }]
-  })
+  assume_role_policy = local.trust.kip
 }
 
 # docs/aws-permissions.md, from the same source.
@@ -127,20 +114,7 @@ resource "aws_iam_role" "boot_image" {
   name = "${var.cluster_name}-kip-boot-image"
   tags = var.tags
 
-  assume_role_policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Federated = aws_iam_openid_connect_provider.cluster.arn }
-      Action    = "sts:AssumeRoleWithWebIdentity"
-      Condition = {
-        StringEquals = {
-          "${local.issuer}:aud" = "sts.amazonaws.com"
-          "${local.issuer}:sub" = "system:serviceaccount:${var.namespace}:${local.publisher}"
-        }
-      }
-    }]
-  })
+  assume_role_policy = local.trust.boot_image
 }
 
 # docs/boot-image.md, without the statements for a customer managed key.
